@@ -1,0 +1,32 @@
+"""Penstock: any dataset, any size, through the memory you give it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock import errors as errors
+    from penstock.dataset import Dataset as Dataset
+    from penstock.dataset import concat as concat
+    from penstock.dataset import read as read
+    from penstock.receipt import Receipt as Receipt
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Looked up when first used: importing penstock loads no Arrow, and a splicing worker never
+# does.
+_HOMES = {"Dataset": "dataset", "Receipt": "receipt", "concat": "dataset", "errors": "", "read": "dataset"}
+
+__all__ = ["Dataset", "Receipt", "__version__", "concat", "errors", "read"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    home = _HOMES[name]
+    return getattr(import_module(f"penstock.{home}"), name) if home else import_module(f"penstock.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

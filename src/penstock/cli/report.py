@@ -1,0 +1,27 @@
+"""What a command that wrote says at the end: a few lines, or the receipt as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from penstock.budget import format_size
+from penstock.receipt import Receipt
+
+
+def report(receipt: Receipt, to: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**receipt.as_json(), "destination": to, "already_done": receipt.already_done}))
+        return
+    stored = sum(shard["bytes"] for shard in receipt.shards)
+    shards = f"{len(receipt.shards):,} shard{'s' if len(receipt.shards) != 1 else ''}"
+    if receipt.already_done:
+        print(f"already done: {to} holds {shards}, {receipt.rows['written']:,} rows (--restart starts over)")
+        return
+    memory = receipt.memory
+    print(f"wrote {to}: {receipt.rows['written']:,} rows in {shards}, {format_size(stored)}, {receipt.seconds:.1f} s")
+    for reason, rows in receipt.rows["dropped"].items():
+        print(f"dropped {rows:,} rows: {reason}")
+    print(
+        f"memory: peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
+        f" {format_size(memory['allowed'])} allowed; {memory['workers']} worker{'s' if memory['workers'] != 1 else ''}"
+    )

@@ -1,0 +1,51 @@
+"""`penstock show`: the schema and the first rows of a dataset or a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.cli import options
+
+HELP = "show the columns and the first rows of a dataset or a pipeline.yaml"
+WIDEST = 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_source(parser)
+    parser.add_argument("-n", "--rows", type=int, default=3, metavar="N", help="how many rows (default: 3)")
+    parser.add_argument("--full", action="store_true", help="do not shorten long values")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    if len(args.source) == 1 and args.source[0].endswith((".yaml", ".yml")):
+        from penstock.pipeline import load
+
+        dataset = load(Path(args.source[0])).dataset
+    else:
+        dataset = options.dataset(args)
+    schema, rows = dataset.schema, dataset.head(args.rows)
+    if args.json:
+        columns = {field.name: str(field.type) for field in schema}
+        print(json.dumps({"schema": columns, "rows": rows}, default=_as_text))
+        return 0
+    width = max((len(name) for name in schema.names), default=0)
+    for field in schema:
+        print(f"{field.name:<{width}}  {field.type}")
+    for at, row in enumerate(rows):
+        print(f"\nrow {at}")
+        for name, value in row.items():
+            print(f"  {name:<{width}}  {_shown(value, None if args.full else WIDEST)}")
+    return 0
+
+
+def _shown(value: Any, widest: int | None) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=_as_text)
+    return text if widest is None or len(text) <= widest else f"{text[:widest]}… ({len(text):,} characters)"
+
+
+def _as_text(value: Any) -> str:
+    return f"<{len(value):,} bytes>" if isinstance(value, bytes) else str(value)

@@ -1,0 +1,1 @@
+"""Pure array functions: arrays in, arrays out, no I/O."""

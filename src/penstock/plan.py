@@ -1,0 +1,438 @@
+"""Dataset to stages to tasks, with the bytes each will take. Pieces and shards come from here alone.
+
+Memory, workers, engine and scratch change only how many tasks run at once: nothing in this room looks at them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.task import Task
+from penstock.parquet import splice as splicing
+from penstock.parquet.footer import Footer, read_footer
+from penstock.sinks import sink_of
+from penstock.sources import source_of
+from penstock.sources.base import ReadOptions, SourceFile, Span, Surveyed
+from penstock.splice import SpliceJob, moved_metadata
+from penstock.stage import Branch, Piece, Schemas, StageJob
+from penstock.steps.base import Step
+from penstock.steps.columns import MovesColumns
+from penstock.steps.limit import Limit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1  # of plans: raised when the same words begin to mean other bytes
+# Small datasets are cut into about this many tasks, so that both cores work and a kill costs little; their fragments
+# are then spliced into shards. From this many shards on, a task is a shard and nothing is put together.
+TASKS_AT_LEAST = 16
+SMALLEST_PIECE = 32 << 20
+# Pieces are filled to this share of what they may hold: bytes projected from metadata are a little off.
+FILL = 0.95
+BATCH = 8 << 20
+
+
+@dataclass(frozen=True)
+class Read:
+    """A source as the user named it: files of one format, and how to read them."""
+
+    files: tuple[SourceFile, ...]
+    format: str
+    options: ReadOptions
+    folders: tuple[str, ...] = ()  # folders named whole: a destination may not lie in them
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A source and the steps on it. A dataset is one or more of these, one after the other."""
+
+    read: Read
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Write:
+    """Where rows go: what of `write`'s arguments the output bytes depend on."""
+
+    format: str = "parquet"
+    max_shard: int = 500_000_000
+    rewrite: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        return {"format": self.format, "max_shard_size": self.max_shard, "rewrite": self.rewrite}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One wave of tasks over all input: a job, its tasks, and what they will make."""
+
+    job: StageJob | SpliceJob
+    tasks: tuple[Task, ...]
+    spliced: bool
+    why: str  # why it is spliced, or why not
+    rows: int  # -1: only running can tell
+    bytes: int  # Arrow bytes in
+    stored: int  # bytes out, projected
+    shards: int
+
+
+def describe(chains: Sequence[Chain], write: Write | None) -> dict[str, Any]:
+    """The plan in words and values: what the journal compares and the receipt shows."""
+    sources: list[dict[str, Any]] = []
+    for chain in chains:
+        inputs: dict[str, str] = {}
+        for file in chain.read.files:
+            name = file.name if file.name not in inputs else f"{file.name} ({len(inputs)})"
+            inputs[name] = fingerprint(file)
+        sources.append(
+            {
+                "read": chain.read.format,
+                **chain.read.options.describe(),
+                "inputs": inputs,
+                "steps": [{step.name: step.describe()} for step in chain.steps],
+            }
+        )
+    made: dict[str, Any] = {"format": FORMAT, "sources": sources}
+    if write is not None:
+        made["write"] = write.describe()
+    return made
+
+
+def key_of(description: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(file: SourceFile) -> str:
+    about = f"{file.bytes} {file.modified} {file.inode} {file.digest}"
+    return hashlib.sha256(about.encode()).hexdigest()[:32]
+
+
+# -- spans and schemas ------------------------------------------------------------------------------------------------
+
+
+Surveys = Mapping[tuple[int, int, int], Surveyed]  # (chain, file, start) -> what was found there
+
+
+def spans_of(chain: Chain, at: int, surveys: Surveys) -> list[Span]:
+    """All of a chain's source; text sources exactly where they have been surveyed, else as file sizes suggest."""
+    source = source_of(chain.read.format)
+    spans: list[Span] = []
+    for ordinal, file in enumerate(chain.read.files):
+        row = 0
+        for span in source.spans(file, ordinal, chain.read.options.columns):
+            found = surveys.get((at, ordinal, span.start))
+            if found is not None:
+                span = replace(span, first_row=row, rows=found.rows, bytes=found.bytes, row=found.longest)
+                row += found.lines
+            spans.append(span)
+    return spans
+
+
+def schema_of(chain: Chain, at: int, surveys: Surveys) -> pa.Schema:
+    """One schema for all files of a chain; two files that disagree on a column are named."""
+    import pyarrow as pa
+
+    from penstock.schemas import only, unify
+
+    options = chain.read.options
+    if options.schema is not None:
+        given = pa.ipc.read_schema(pa.py_buffer(options.schema))
+        return given if options.columns is None else only(given, options.columns)
+    source = source_of(chain.read.format)
+    found = [
+        (pa.ipc.read_schema(pa.py_buffer(surveyed.schema)), chain.read.files[file].name)
+        for (chain_at, file, _), surveyed in sorted(surveys.items())
+        if chain_at == at
+    ]
+    if not found:
+        found = [(source.schema(file, options), file.name) for file in chain.read.files]
+    schema, name = found[0]
+    for other, where in found[1:]:
+        schema = unify(schema, other, a_where=name, b_where=where)
+    return schema if options.columns is None else only(schema, options.columns)
+
+
+def limit_rows(chains: Sequence[Chain], spans: list[list[Span]]) -> list[list[Span]]:
+    """Count off every limit that can be: rows known, and only row-keeping steps before it.
+
+    A limit on a concatenation is the same `Limit` in each of its chains.
+    """
+    spans = [list(one) for one in spans]
+    done: list[Limit] = []
+    for limit, _ in _limits(chains):
+        if any(limit is other for other in done):
+            continue
+        done.append(limit)
+        left = limit.rows
+        for at, chain in enumerate(chains):
+            if not any(step is limit for step in chain.steps):
+                continue
+            kept: list[Span] = []
+            for span in spans[at]:
+                if left <= 0:
+                    break
+                rows = span.rows if span.take < 0 else span.take
+                kept.append(span if rows <= left else span.taking(left))
+                left -= max(0, rows)
+            spans[at] = kept
+    return spans
+
+
+def first_dynamic_limit(chains: Sequence[Chain]) -> tuple[Limit, int] | None:
+    """The first limit that only running can count off, and its place in its chain."""
+    for limit, place in _limits(chains):
+        for chain in chains:
+            before = chain.steps[: _place(chain, limit)]
+            if any(not step.keeps_rows and not isinstance(step, Limit) for step in before):
+                return limit, place
+    return None
+
+
+def _limits(chains: Sequence[Chain]) -> Iterator[tuple[Limit, int]]:
+    for chain in chains:
+        for place, step in enumerate(chain.steps):
+            if isinstance(step, Limit):
+                yield step, place
+
+
+def _place(chain: Chain, limit: Limit) -> int:
+    return next((place for place, step in enumerate(chain.steps) if step is limit), 0)
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def plan_pass(
+    chains: Sequence[Chain], write: Write, *, folder: str, prefix: str = "", surveys: Surveys | None = None
+) -> Pass:
+    """The tasks that write these chains, spliced where nothing needs decoding."""
+    spliced = _plan_splice(chains, write, folder=folder, prefix=prefix)
+    if isinstance(spliced, Pass):
+        return spliced
+    return _plan_stage(chains, write, folder=folder, prefix=prefix, surveys=surveys or {}, why=spliced)
+
+
+def _plan_stage(
+    chains: Sequence[Chain], write: Write, *, folder: str, prefix: str, surveys: Surveys, why: str
+) -> Pass:
+    sink = sink_of(write.format)
+    branches, spans, files = branches_of(chains, surveys)
+    for branch in branches:
+        if (last := Schemas(branch, {}).last()) is not None:
+            sink.check(last)
+    pieces = list(cut_pieces(spans, max_shard=write.max_shard))
+    job = StageJob(files, branches, write.format, folder, write.max_shard)
+    tasks = []
+    for at, piece in enumerate(pieces):
+        key = f"{prefix}{at:06d}"
+        cost, heaviest = _cost(piece, branches[piece.branch], write)
+        file = files[heaviest.file].name
+        part = f"row group {heaviest.start}" if branches[piece.branch].format == "parquet" else f"byte {heaviest.start:,} on"
+        tasks.append(Task(key, (key, piece), cost, label=f"{file} {part}", smallest_for=f"reading and writing {part}"))
+    total = sum(piece.bytes for piece in pieces)
+    counted = all(step.keeps_rows or isinstance(step, Limit) for chain in chains for step in chain.steps)
+    known = counted and all(span.rows >= 0 for one in spans for span in one)
+    return Pass(
+        job,
+        tuple(tasks),
+        spliced=False,
+        why=why,
+        rows=sum(s.rows if s.take < 0 else s.take for one in spans for s in one) if known else -1,
+        bytes=total,
+        stored=int(total * _stored_share(chains, write)),
+        shards=max(1, -(-total // write.max_shard)),
+    )
+
+
+def branches_of(chains: Sequence[Chain], surveys: Surveys) -> tuple[tuple[Branch, ...], list[list[Span]], tuple[SourceFile, ...]]:
+    """Branches with one schema at their ends, their spans, and all files in one list."""
+    from penstock.steps.conform import Conform
+
+    branches = []
+    spans = []
+    files: list[SourceFile] = []
+    for at, chain in enumerate(chains):
+        schema = schema_of(chain, at, surveys)
+        own = [replace(span, file=span.file + len(files)) for span in spans_of(chain, at, surveys)]
+        files += chain.read.files
+        spans.append(own)
+        steps = tuple(step for step in chain.steps if not isinstance(step, Limit))
+        branches.append(Branch(chain.read.format, chain.read.options, schema, steps))
+    ends = [Schemas(branch, {}).last() for branch in branches]
+    if len(branches) > 1 and all(end is not None for end in ends):
+        one = _one_schema(chains, [end for end in ends if end is not None])
+        branches = [
+            branch if end == one else replace(branch, steps=(*branch.steps, Conform(one)))
+            for branch, end in zip(branches, ends, strict=True)
+        ]
+    return tuple(branches), limit_rows(chains, spans), tuple(files)
+
+
+def _one_schema(chains: Sequence[Chain], ends: Sequence[pa.Schema]) -> pa.Schema:
+    from penstock.schemas import unify
+
+    schema, name = ends[0], chains[0].read.files[0].name
+    for chain, end in zip(chains[1:], ends[1:], strict=True):
+        schema = unify(schema, end, a_where=name, b_where=chain.read.files[0].name)
+    return schema
+
+
+def cut_pieces(spans: Sequence[Sequence[Span]], *, max_shard: int) -> Iterator[Piece]:
+    """Neighbouring spans into pieces: whole shards' worth, or equal parts of one where there are few shards."""
+    total = sum(span.bytes for one in spans for span in one)
+    shards = max(1, -(-total // int(max_shard * FILL)))
+    parts = max(1, -(-TASKS_AT_LEAST // shards))
+    target = max(SMALLEST_PIECE, total // (shards * parts))
+    for branch, own in enumerate(spans):
+        held: list[Span] = []
+        size = 0
+        for span in own:
+            # A whole shard must not be passed; a part of one ends where it comes nearest to its share.
+            if held and size + (span.bytes if parts == 1 else span.bytes // 2) > target:
+                yield Piece(branch, tuple(held))
+                held, size = [], 0
+            held.append(span)
+            size += span.bytes
+        if held:
+            yield Piece(branch, tuple(held))
+
+
+def _cost(piece: Piece, branch: Branch, write: Write) -> tuple[int, Span]:
+    """Projected bytes of a task, and the span that makes it so large.
+
+    Reading, the batch in hand, the steps one after the other, and the writer: upper bounds, each measured.
+    """
+    source, sink = source_of(branch.format), sink_of(write.format)
+    heaviest = max(piece.spans, key=source.cost)
+    # A batch holds 8 MiB, or one row that is larger; 
+    batch = max(BATCH, heaviest.row)
+    steps = max((step.cost(batch) for step in branch.steps), default=0)
+    return source.cost(heaviest) + batch + steps + sink.cost(batch, piece.bytes), heaviest
+
+
+def _stored_share(chains: Sequence[Chain], write: Write) -> float:
+    """Bytes on disk per Arrow byte, guessed: as the source's where it is Parquet, else as zstd does on text."""
+    if write.format == "jsonl":
+        return 1.1
+    return 0.45
+
+
+# -- splicing ---------------------------------------------------------------------------------------------------------
+
+
+def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, prefix: str) -> Pass | str:
+    """The pass that moves column chunks, or why it cannot."""
+    if write.format != "parquet":
+        return f"{write.format} is written row by row"
+    if write.rewrite:
+        return "rewrite was asked for"
+    for chain in chains:
+        if chain.read.format != "parquet":
+            return f"{chain.read.format} must be parsed"
+        for step in chain.steps:
+            if not isinstance(step, MovesColumns | Limit):
+                return f"{step.name} needs the rows"
+    moves = [_moved(chain) for chain in chains]
+    if any([new for _, new in move] != [new for _, new in moves[0]] for move in moves):
+        return "the sources have other columns"
+    if len(chains) > 1 and any(old != new for move in moves for old, new in move):
+        return "columns are renamed in a concatenation"
+    first: Footer | None = None
+    spans: list[list[Span]] = []
+    paths: list[str] = []
+    stored = 0
+    names = tuple(old for old, _ in moves[0])
+    as_is = True
+    for chain in chains:
+        own: list[Span] = []
+        for file in chain.read.files:
+            footer = read_footer(file.path)
+            first = first or footer
+            if (reason := splicing.why_not([first, footer], columns=names)) is not None:
+                return reason
+            as_is = as_is and names == footer.columns
+            own += _light_spans(footer, len(paths), None if set(names) == set(footer.columns) else frozenset(names))
+            paths.append(file.path)
+            stored += file.bytes
+        spans.append(own)
+    assert first is not None
+    limited = limit_rows(chains, spans)
+    flat = [span for own in limited for span in own]
+    if any(span.take >= 0 for span in flat):
+        return "the limit falls inside a row group"
+    changed = names != first.columns or any(old != new for old, new in moves[0])
+    job = SpliceJob(
+        paths=tuple(paths),
+        folder=folder,
+        columns=None if as_is else names,
+        rename={old: new for old, new in moves[0] if old != new},
+        key_values=moved_metadata(first, moves[0]) if changed else {},
+        schema_from=paths[0],
+    )
+    tasks = tuple(
+        Task(key := f"{prefix}{at:06d}", (key, shard), SpliceJob.COST, label=f"shard {at}", smallest_for="splicing")
+        for at, shard in enumerate(_splice_shards(flat, write.max_shard))
+    )
+    rows = sum(span.rows for span in flat)
+    size = sum(span.bytes for span in flat)
+    whole = sum(span.bytes for own in spans for span in own)
+    return Pass(
+        job, tasks, spliced=True, why="nothing needs decoding", rows=rows, bytes=size,
+        stored=int(stored * size / whole) if whole else stored, shards=max(1, len(tasks)),
+    )  # fmt: skip
+
+
+def _moved(chain: Chain) -> list[tuple[str, str]]:
+    """(name in the file, name written) of every column, after all steps."""
+    names = list(chain.read.options.columns or read_footer(chain.read.files[0].path).columns)
+    pairs = [(name, name) for name in names]
+    for step in chain.steps:
+        if isinstance(step, MovesColumns):
+            origin = {new: old for old, new in pairs}
+            pairs = [(origin[before], after) for before, after in step.moved([new for _, new in pairs])]
+    return pairs
+
+
+def _light_spans(footer: Footer, ordinal: int, wanted: frozenset[str] | None) -> Iterator[Span]:
+    """Row groups sized by their footer alone: a splice holds no page."""
+    row = 0
+    for group in range(footer.row_groups):
+        rows = footer.group_rows(group)
+        if wanted is None:
+            size = footer.group_bytes(group)
+        else:
+            size = sum(chunk.bytes for chunk in footer.chunks(group) if chunk.path[0] in wanted)
+        yield Span(ordinal, group, group + 1, row, rows, bytes=size, heaviest=0, row=0)
+        row += rows
+
+
+def _splice_shards(spans: Sequence[Span], max_shard: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Row groups into shards: (file, first group, stop group) of each run of neighbours."""
+    held: list[tuple[int, int, int]] = []
+    size = 0
+    for span in spans:
+        if held and size + span.bytes > max_shard:
+            yield tuple(held)
+            held, size = [], 0
+        if held and held[-1][0] == span.file and held[-1][2] == span.start:
+            held[-1] = (span.file, held[-1][1], span.stop)
+        else:
+            held.append((span.file, span.start, span.stop))
+        size += span.bytes
+    if held or not spans:
+        yield tuple(held)
+
+
+def check_columns(chain: Chain, names: Sequence[str]) -> None:
+    """Refuse unknown column names of column-moving steps before anything runs, as far as names are known."""
+    for step in chain.steps:
+        if not isinstance(step, MovesColumns):
+            if step.calls_user and step.name == "map":
+                return
+            continue
+        names = [after for _, after in step.moved(names)]
+

@@ -1,0 +1,232 @@
+"""A stage: the steps between two exchanges, fused, run piece by piece in a worker. This is the job that tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.notes import Notes
+from penstock.engines.task import Result
+from penstock.errors import FunctionFailed, PenstockError
+from penstock.sinks import sink_of
+from penstock.sinks.base import FragmentWriter
+from penstock.sources import source_of
+from penstock.sources.base import ReadOptions, SourceFile, Span, Tally
+from penstock.steps.base import Step
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.rows import Rows
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One source and the steps on it. A dataset that concatenates has several, each writing in its turn."""
+
+    format: str
+    options: ReadOptions
+    schema: pa.Schema  # what the source is read as
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one task reads: spans of one branch, in order."""
+
+    branch: int
+    spans: tuple[Span, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(span.bytes for span in self.spans)
+
+
+class Schemas:
+    """The schema after each step of a branch: known from the plan, or learned from a map's first batch."""
+
+    def __init__(self, branch: Branch, learned: Mapping[int, pa.Schema]) -> None:
+        self._branch = branch
+        self._after: list[pa.Schema | None] = []
+        self.known(learned)
+
+    def known(self, learned: Mapping[int, pa.Schema]) -> None:
+        schema: pa.Schema | None = self._branch.schema
+        self._after = []
+        for at, step in enumerate(self._branch.steps):
+            schema = step.schema_after(schema) if schema is not None else None
+            if schema is None:
+                schema = learned.get(at)
+            self._after.append(schema)
+
+    def after(self, step: int) -> pa.Schema | None:
+        return self._after[step]
+
+    def last(self) -> pa.Schema | None:
+        return self._after[-1] if self._after else self._branch.schema
+
+
+@dataclass
+class Counts:
+    """Rows in, rows out, and why the others are gone."""
+
+    read: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+    def drop(self, reason: str, rows: int) -> None:
+        if rows > 0:
+            self.dropped[reason] = self.dropped.get(reason, 0) + rows
+
+
+def flow(
+    branch: Branch,
+    files: Sequence[SourceFile],
+    spans: Sequence[Span],
+    *,
+    notes: Notes | None = None,
+    learned: dict[int, pa.Schema] | None = None,
+    on_learned: Callable[[int, pa.Schema], None] = lambda step, schema: None,
+    counts: Counts | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Rows]:
+    """The rows of some spans after all steps of their branch, a batch at a time."""
+    from penstock.rows import cut_batches
+
+    source = source_of(branch.format)
+    learned = {} if learned is None else learned
+    counts = counts or Counts()
+    tally = Tally()
+    schemas = Schemas(branch, learned)
+    for ordinal, group in groupby(spans, key=lambda span: span.file):
+        file = files[ordinal]
+        if notes is not None:
+            notes.at(f"read {branch.format}", where=file.name, rows=(0, 0))
+        small = source.read(file, list(group), branch.schema, branch.options, tally)
+        for read in cut_batches(small, file=ordinal):
+            if stop():
+                return
+            rows = read
+            counts.read += rows.batch.num_rows
+            if notes is not None:
+                notes.count(rows_read=rows.batch.num_rows, bytes_read=rows.batch.nbytes)
+            for at, step in enumerate(branch.steps):
+                before = rows.batch.num_rows
+                if before == 0:
+                    break
+                if notes is not None:
+                    notes.at(f"step {at + 1} ({step.name})", rows=(rows.first, rows.stop))
+                rows = _apply(step, at, rows, schemas.after(at), file)
+                counts.drop(step.name, before - rows.batch.num_rows)
+                if schemas.after(at) is None:
+                    learned[at] = rows.batch.schema
+                    schemas.known(learned)
+                    on_learned(at, rows.batch.schema)
+            if notes is not None:
+                notes.at(f"read {branch.format}", rows=(rows.stop, rows.stop))
+            if rows.batch.num_rows:
+                yield rows
+    counts.drop("malformed", tally.skipped)
+
+
+def _apply(step: Step, at: int, rows: Rows, schema: pa.Schema | None, file: SourceFile) -> Rows:
+    try:
+        return step.apply(rows, schema)
+    except MemoryError:
+        raise
+    except PenstockError as error:
+        place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
+        raise type(error)(error.what, where=place, do=error.do) from error
+    except Exception as error:
+        if not step.calls_user:
+            raise
+        place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
+        raise FunctionFailed(
+            f"the function raised {type(error).__name__}: {error}{_line_of(error)}",
+            where=place,
+            do="mend it and run again; what is committed stays unless the function changes its past output",
+        ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Where in the user's own code it broke: the last frame that is not ours."""
+    import traceback
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "penstock" not in Path(frame.filename).parts]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """Run a piece through its branch and write what comes out as fragments."""
+
+    files: tuple[SourceFile, ...]
+    branches: tuple[Branch, ...]
+    format: str
+    folder: str
+    max_shard: int
+
+    def warm_up(self) -> None:
+        """Import all that a task will, and make each library allocate what it keeps."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        import penstock.kernels.formats
+        import penstock.rows  # noqa: F401
+
+        for branch in self.branches:
+            source_of(branch.format)
+            for step in branch.steps:
+                if (wanted := getattr(step, "format", "")) in ("pandas", "polars"):
+                    __import__(wanted)
+        sink_of(self.format)
+        buffer = pa.BufferOutputStream()
+        table = pa.table({"text": ["penstock"] * 64, "id": range(64)})
+        with pq.ParquetWriter(buffer, table.schema, compression="zstd") as writer:
+            writer.write_table(table)
+        pq.read_table(buffer.getvalue(), use_threads=False, pre_buffer=False)
+
+    def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
+        (key, piece), shared = payload
+        branch = self.branches[piece.branch]
+        learned: dict[int, pa.Schema] = {
+            at + len(branch.steps): schema for (own, at), schema in shared["learned"].items() if own == piece.branch
+        }
+        counts = Counts()
+        written = 0
+        writer: FragmentWriter | None = None
+        sink = sink_of(self.format)
+        try:
+            with closing(
+                flow(
+                    branch,
+                    self.files,
+                    piece.spans,
+                    notes=notes,
+                    learned=learned,
+                    on_learned=lambda at, schema: say(("learned", at - len(branch.steps), schema)),
+                    counts=counts,
+                )
+            ) as batches:
+                for rows in batches:
+                    if writer is None:
+                        writer = FragmentWriter(
+                            sink, Path(self.folder), key, rows.batch.schema, max_bytes=self.max_shard
+                        )
+                    notes.at(f"write {self.format}", rows=(rows.first, rows.stop))
+                    writer.write(rows.batch)
+                    written += rows.batch.num_rows
+                    notes.count(rows_written=rows.batch.num_rows)
+            fragments = writer.finish() if writer is not None else []
+        finally:
+            if writer is not None:
+                writer.close()
+        return {
+            "fragments": [fragment.as_record() for fragment in fragments],
+            "read": counts.read,
+            "written": written,
+            "dropped": counts.dropped,
+        }
