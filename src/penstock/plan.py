@@ -286,7 +286,7 @@ def cut_pieces(spans: Sequence[Sequence[Span]], *, max_shard: int) -> Iterator[P
     total = sum(span.bytes for one in spans for span in one)
     shards = max(1, -(-total // int(max_shard * FILL)))
     parts = max(1, -(-TASKS_AT_LEAST // shards))
-    target = max(SMALLEST_PIECE, total // (shards * parts))
+    target = max(min(SMALLEST_PIECE, int(max_shard * FILL)), total // (shards * parts))
     for branch, own in enumerate(spans):
         held: list[Span] = []
         size = 0

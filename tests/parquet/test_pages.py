@@ -38,7 +38,14 @@ def test_facts_of_a_column(tmp_path: Path) -> None:
     assert (facts.dictionary, facts.dictionary_values) == (0, 0)
     with open_parquet(path + "2") as (fd, footer):
         facts = page_facts(fd, footer.chunks(0)[0], path=path)
-    assert facts == PageFacts(2, facts.largest, 300, 24, 3)
+    assert facts == PageFacts(
+        pages=2,
+        largest=facts.largest,
+        largest_values=300,
+        densest=facts.largest / 300,
+        dictionary=24,
+        dictionary_values=3,
+    )
 
 
 def test_headers_with_long_statistics(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +305,19 @@ def test_statistics_without_a_common_order_are_left_alone(tmp_path: Path, splice
     assert 7 not in read_footer(both).top and read(both)["a"].to_pylist() == ["x", "x"]
 
 
+def test_row_groups_that_claim_the_same_bytes(tmp_path: Path, spliced: Splice) -> None:
+    path = tmp_path / "lie.parquet"
+    pq.write_table(pa.table({"a": range(1000)}), path, row_group_size=200, use_dictionary=False)
+    raw = read_footer(str(path)).raw
+    body = path.read_bytes()[: -8 - len(raw)]
+    everything = {7: (thrift.I64, thrift.zigzag(len(body) - 4)), 9: (thrift.I64, thrift.zigzag(4))}
+    new = edit_metadata(raw, lambda meta: meta.update(everything))
+    path.write_bytes(body + new + len(new).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(BadFile, match=r"lie\.parquet: row group 1: its column chunks overlap others"):
+        spliced(str(path))
+    assert spliced(*[Span(str(path), 0, 1)] * 3)[1].row_groups == 3
+
+
 def test_a_file_that_shrinks_or_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": [str(i) for i in range(50_000)]}), source, compression="none", use_dictionary=False)
@@ -324,14 +339,17 @@ def test_a_file_that_shrinks_or_changes_meanwhile(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_ten_thousand_row_groups(tmp_path: Path, spliced: Splice) -> None:
+def test_tens_of_thousands_of_row_groups(tmp_path: Path, spliced: Splice) -> None:
     source = str(tmp_path / "many.parquet")
     table = pa.table({"a": range(11_000)})
     pq.write_table(table, source, row_group_size=1, compression="none", use_dictionary=False)
     start = time.process_time()
-    path, done = spliced(source)
-    assert time.process_time() - start < 20
-    assert done.row_groups == 11_000 and read(path).equals(table)
-    far, done = spliced(source, path, source)
+    path, done = spliced(source, source, source)
+    assert time.process_time() - start < 30
     assert done.row_groups == 33_000  # beyond the 16 bits of a row group's ordinal
-    assert ask(f"select count(*), sum(a) from '{far}'") == [(33_000, 3 * sum(range(11_000)))]
+    assert read(path).equals(pa.concat_tables([table] * 3))
+
+
+def test_neither_arrow_nor_numpy_is_loaded() -> None:
+    code = "import sys, penstock.parquet.splice, penstock.parquet.pages; print({'pyarrow', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -44,7 +44,9 @@ class Sample:
         keys = row_keys(ordinals, parts, file=rows.file, seed=self.seed)
         # The top 53 bits are exact in a double, and so is the comparison.
         chosen = (keys >> np.uint64(11)).astype(np.float64) < self.fraction * 2.0**53
-        return rows.keep(pa.array(chosen))
+        # From bits: `pa.array` of anything from outside Arrow imports pandas, 32 MB, where it is installed.
+        bits = pa.py_buffer(np.packbits(chosen, bitorder="little"))
+        return rows.keep(pa.Array.from_buffers(pa.bool_(), len(chosen), [None, bits]))
 
     def cost(self, batch: int) -> int:
         return batch + (1 << 20)

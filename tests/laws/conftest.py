@@ -1,0 +1,97 @@
+"""Samples that all laws run on, and one finished run of each case to compare the others with."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+JOB = Path(__file__).parent / "job.py"
+ROWS = 24_000
+
+
+def make_table(rows: int, seed: int) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    words = np.array(["".join(map(chr, rng.integers(97, 123, rng.integers(2, 10)))) for _ in range(3_000)], dtype=object)
+    ranks = np.minimum(rng.zipf(1.3, size=rows * 150) - 1, len(words) - 1)
+    lengths = rng.integers(20, 280, rows)
+    starts = rng.integers(0, len(ranks) - 300, rows)
+    texts = [" ".join(words[ranks[start : start + length]]) for start, length in zip(starts, lengths, strict=True)]
+    return pa.table({"id": np.arange(rows), "text": texts, "score": rng.random(rows)})
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 20 MB of text in each shape that a case reads."""
+    folder = tmp_path_factory.mktemp("samples")
+    table = make_table(ROWS, 0)
+    (folder / "parquet").mkdir()
+    for at, rows in enumerate((10_000, 9_000, 5_000)):
+        part = table.slice(at * 9_000 + min(at, 1) * 1_000, rows)
+        pq.write_table(part, folder / "parquet" / f"{at}.parquet", row_group_size=1_500, compression="zstd")
+    (folder / "one-row-group").mkdir()
+    pq.write_table(table, folder / "one-row-group" / "all.parquet", row_group_size=ROWS)
+    (folder / "jsonl").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode()
+    half = lines.index(b"\n", len(lines) // 2) + 1
+    (folder / "jsonl" / "a.jsonl").write_bytes(lines[:half])
+    (folder / "jsonl" / "b.jsonl").write_bytes(lines[half:])
+    with gzip.open(folder / "jsonl" / "a.jsonl.gz", "wb", compresslevel=1) as f:
+        f.write(lines[:half])
+    with pa.output_stream(folder / "jsonl" / "a.jsonl.zst", compression="zstd") as stream:
+        stream.write(lines[:half])
+    return folder
+
+
+def command(case: str, samples: Path, dest: Path, *, memory: str, workers: int) -> list[str]:
+    return [sys.executable, str(JOB), case, str(samples), str(dest), memory, str(workers)]
+
+
+def digests(dest: Path) -> dict[str, str]:
+    """Every file a destination shows, by digest; and nothing may be left of the work."""
+    assert [entry.name for entry in (dest / ".penstock").iterdir()] == ["receipt.json"]
+    return {
+        path.relative_to(dest).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(dest.rglob("*"))
+        if path.is_file() and ".penstock" not in path.parts
+    }
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that was never killed."""
+
+    dest: Path
+    files: dict[str, str]
+    receipt: dict[str, Any]
+    seconds: float
+
+
+@pytest.fixture(scope="session")
+def finished(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    """One undisturbed run of a case, made once: what every other run of it must equal."""
+    made: dict[str, Finished] = {}
+
+    def run(case: str) -> Finished:
+        if case not in made:
+            dest = tmp_path_factory.mktemp("finished") / "out"
+            done = subprocess.run(
+                command(case, samples, dest, memory="1GB", workers=2), capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            receipt = json.loads((dest / ".penstock" / "receipt.json").read_text())
+            made[case] = Finished(dest, digests(dest), receipt, receipt["seconds"])
+        return made[case]
+
+    return run
