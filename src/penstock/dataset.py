@@ -144,7 +144,9 @@ class Dataset:
 
         return schema(self._chains)
 
-    def batches(self, size: int | None = None, *, columns: Sequence[str] | None = None, drop_last: bool = False) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, size: int | None = None, *, columns: Sequence[str] | None = None, drop_last: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """All rows as record batches of exactly `size` rows but the last; without a size, as the plan cuts them."""
         from penstock.iterate import batches, exactly
 
@@ -232,7 +234,9 @@ class Dataset:
         return run_write(self._chains, Path(to), what, settings, watch=watch or (lambda status: None))
 
 
-def write_options(*, max_shard_size: str | int = DEFAULT_SHARD, format: str = "parquet", rewrite: bool = False) -> Write:
+def write_options(
+    *, max_shard_size: str | int = DEFAULT_SHARD, format: str = "parquet", rewrite: bool = False
+) -> Write:
     from penstock.sinks import sink_of
 
     sink_of(format)
@@ -246,4 +250,3 @@ def worker_count(workers: int | None) -> int:
     if not isinstance(workers, int) or workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers!r}")
     return workers
-

@@ -104,5 +104,3 @@ def explain(chains: Sequence[Chain], what: Write, budget: Budget, workers: int) 
         workers=count,
         disk=planned.stored + (0 if planned.spliced else shard),
     )
-
-

@@ -35,7 +35,8 @@ class Writing:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self.closed = False
+        self.closed = False  # as file objects have it: an encoder may always write
+        self._ended = False
         self._hash = hashlib.sha256()
         self._buffer = bytearray()
         self._written = 0
@@ -72,6 +73,9 @@ class Writing:
     def flush(self) -> None:
         """Nothing to do before `commit`: only a whole file is worth having."""
 
+    def close(self) -> None:
+        """Nothing either: encoders close what they write to, and only `commit` may end a file."""
+
     def readable(self) -> bool:
         return False
 
@@ -91,22 +95,22 @@ class Writing:
             if _LINUX:
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(self._fd)
-            self.closed = True
+            self._ended = True
             self.temporary.replace(self.path)
             sync_folder(self.path.parent)
 
-    def close(self) -> None:
+    def discard(self) -> None:
         """Give up: the temporary file is removed. After `commit` this does nothing."""
-        if not self.closed:
+        if not self._ended:
             os.close(self._fd)
-            self.closed = True
+            self._ended = True
             self.temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self.discard()
 
     def _drain(self) -> None:
         if self._buffer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from penstock.errors import UsageError
 from penstock.plan import Chain, branches_of, limit_rows, spans_of
 from penstock.sources import source_of
+from penstock.sources.base import Span
 from penstock.stage import Schemas, flow
 from penstock.steps.limit import Limit
 
@@ -24,15 +25,25 @@ def batches(chains: Sequence[Chain]) -> Iterator[pa.RecordBatch]:
     counted = []
     for chain in chains:
         steps = [
-            counters.setdefault(id(step), _CountOff(step.rows)) if isinstance(step, Limit) else step for step in chain.steps
+            counters.setdefault(id(step), _CountOff(step.rows)) if isinstance(step, Limit) else step
+            for step in chain.steps
         ]
         counted.append(replace(chain, steps=tuple(steps)))
     branches, spans, files = branches_of(counted, {})
     for branch, own in zip(branches, spans, strict=True):
         limits = [step for step in branch.steps if isinstance(step, _CountOff)]
+        own = _in_one_go(own) if source_of(branch.format).surveyed else own
         made = flow(branch, files, own, stop=lambda limits=limits: any(limit.left <= 0 for limit in limits))  # type: ignore[misc]
         for rows in made:
             yield rows.batch
+
+
+def _in_one_go(spans: Sequence[Span]) -> list[Span]:
+    """Text files whole: read from their start, the ordinals of their rows need no survey."""
+    by_file: dict[int, list[Span]] = {}
+    for span in spans:
+        by_file.setdefault(span.file, []).append(span)
+    return [replace(own[0], stop=own[-1].stop, first_row=0) for own in by_file.values()]
 
 
 def exactly(batches: Iterator[pa.RecordBatch], size: int, *, drop_last: bool = False) -> Iterator[pa.RecordBatch]:

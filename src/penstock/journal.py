@@ -113,7 +113,9 @@ def _differences(old: object, new: object, at: str) -> list[str]:
             for line in _differences(old.get(name), new.get(name), f"{at}.{name}" if at else str(name))
         ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in _differences(a, b, f"{at}[{i}]")]
+        return [
+            line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in _differences(a, b, f"{at}[{i}]")
+        ]
     return [] if old == new else [f"{at} was {_short(old)}, is now {_short(new)}"]
 
 
@@ -153,7 +155,9 @@ def _lock(state: Path) -> int:
     except OSError:
         os.close(fd)
         raise Busy(
-            "another run is writing here", where=str(state.parent), do="wait for it to end, or choose another destination"
+            "another run is writing here",
+            where=str(state.parent),
+            do="wait for it to end, or choose another destination",
         ) from None
     return fd
 

@@ -34,6 +34,8 @@ SMALLEST_PIECE = 32 << 20
 # Pieces are filled to this share of what they may hold: bytes projected from metadata are a little off.
 FILL = 0.95
 BATCH = 8 << 20
+# A batch is joined from smaller ones, and allocators round up: measured on text, numbers, lists, and wide tables.
+OVERHEAD = 20 << 20
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def schema_of(chain: Chain, at: int, surveys: Surveys) -> pa.Schema:
     found = [
         (pa.ipc.read_schema(pa.py_buffer(surveyed.schema)), chain.read.files[file].name)
         for (chain_at, file, _), surveyed in sorted(surveys.items())
-        if chain_at == at
+        if chain_at == at and options.infer == "full"
     ]
     if not found:
         found = [(source.schema(file, options), file.name) for file in chain.read.files]
@@ -216,9 +218,7 @@ def plan_pass(
     return _plan_stage(chains, write, folder=folder, prefix=prefix, surveys=surveys or {}, why=spliced)
 
 
-def _plan_stage(
-    chains: Sequence[Chain], write: Write, *, folder: str, prefix: str, surveys: Surveys, why: str
-) -> Pass:
+def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, prefix: str, surveys: Surveys, why: str) -> Pass:
     sink = sink_of(write.format)
     branches, spans, files = branches_of(chains, surveys)
     for branch in branches:
@@ -231,7 +231,11 @@ def _plan_stage(
         key = f"{prefix}{at:06d}"
         cost, heaviest = _cost(piece, branches[piece.branch], write)
         file = files[heaviest.file].name
-        part = f"row group {heaviest.start}" if branches[piece.branch].format == "parquet" else f"byte {heaviest.start:,} on"
+        part = (
+            f"row group {heaviest.start}"
+            if branches[piece.branch].format == "parquet"
+            else f"byte {heaviest.start:,} on"
+        )
         tasks.append(Task(key, (key, piece), cost, label=f"{file} {part}", smallest_for=f"reading and writing {part}"))
     total = sum(piece.bytes for piece in pieces)
     counted = all(step.keeps_rows or isinstance(step, Limit) for chain in chains for step in chain.steps)
@@ -248,7 +252,9 @@ def _plan_stage(
     )
 
 
-def branches_of(chains: Sequence[Chain], surveys: Surveys) -> tuple[tuple[Branch, ...], list[list[Span]], tuple[SourceFile, ...]]:
+def branches_of(
+    chains: Sequence[Chain], surveys: Surveys
+) -> tuple[tuple[Branch, ...], list[list[Span]], tuple[SourceFile, ...]]:
     """Branches with one schema at their ends, their spans, and all files in one list."""
     from penstock.steps.conform import Conform
 
@@ -256,12 +262,13 @@ def branches_of(chains: Sequence[Chain], surveys: Surveys) -> tuple[tuple[Branch
     spans = []
     files: list[SourceFile] = []
     for at, chain in enumerate(chains):
-        schema = schema_of(chain, at, surveys)
-        own = [replace(span, file=span.file + len(files)) for span in spans_of(chain, at, surveys)]
+        schema, options = _pruned(chain, schema_of(chain, at, surveys))
+        pruned = replace(chain, read=replace(chain.read, options=options))
+        own = [replace(span, file=span.file + len(files)) for span in spans_of(pruned, at, surveys)]
         files += chain.read.files
         spans.append(own)
         steps = tuple(step for step in chain.steps if not isinstance(step, Limit))
-        branches.append(Branch(chain.read.format, chain.read.options, schema, steps))
+        branches.append(Branch(chain.read.format, options, schema, steps))
     ends = [Schemas(branch, {}).last() for branch in branches]
     if len(branches) > 1 and all(end is not None for end in ends):
         one = _one_schema(chains, [end for end in ends if end is not None])
@@ -270,6 +277,28 @@ def branches_of(chains: Sequence[Chain], surveys: Surveys) -> tuple[tuple[Branch
             for branch, end in zip(branches, ends, strict=True)
         ]
     return tuple(branches), limit_rows(chains, spans), tuple(files)
+
+
+def _pruned(chain: Chain, schema: pa.Schema) -> tuple[pa.Schema, ReadOptions]:
+    """Check the columns that steps name, and leave unread those that the first steps drop."""
+    from penstock.schemas import only
+
+    moved = [(name, name) for name in schema.names]
+    kept: set[str] | None = None
+    leading = True
+    for step in chain.steps:
+        if isinstance(step, MovesColumns):
+            origin = {new: old for old, new in moved}
+            moved = [(origin[before], after) for before, after in step.moved([new for _, new in moved])]
+            kept = {old for old, _ in moved} if leading else kept
+        elif not isinstance(step, Limit):
+            leading = False
+            if step.schema_after(schema) is not schema:
+                break  # what columns there are from here on, only that step knows
+    if kept is None or len(kept) == len(schema.names):
+        return schema, chain.read.options
+    names = tuple(name for name in schema.names if name in kept)
+    return only(schema, names), replace(chain.read.options, columns=names)
 
 
 def _one_schema(chains: Sequence[Chain], ends: Sequence[pa.Schema]) -> pa.Schema:
@@ -308,10 +337,11 @@ def _cost(piece: Piece, branch: Branch, write: Write) -> tuple[int, Span]:
     """
     source, sink = source_of(branch.format), sink_of(write.format)
     heaviest = max(piece.spans, key=source.cost)
-    # A batch holds 8 MiB, or one row that is larger; 
+    # A batch holds 8 MiB, or one row that is larger;
     batch = max(BATCH, heaviest.row)
     steps = max((step.cost(batch) for step in branch.steps), default=0)
-    return source.cost(heaviest) + batch + steps + sink.cost(batch, piece.bytes), heaviest
+    cost = source.cost(heaviest) + batch + steps + sink.cost(batch, piece.bytes)
+    return OVERHEAD + cost + cost // 32, heaviest
 
 
 def _stored_share(chains: Sequence[Chain], write: Write) -> float:
@@ -425,14 +455,3 @@ def _splice_shards(spans: Sequence[Span], max_shard: int) -> Iterator[tuple[tupl
         size += span.bytes
     if held or not spans:
         yield tuple(held)
-
-
-def check_columns(chain: Chain, names: Sequence[str]) -> None:
-    """Refuse unknown column names of column-moving steps before anything runs, as far as names are known."""
-    for step in chain.steps:
-        if not isinstance(step, MovesColumns):
-            if step.calls_user and step.name == "map":
-                return
-            continue
-        names = [after for _, after in step.moved(names)]
-

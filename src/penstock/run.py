@@ -188,7 +188,9 @@ class _Run:
             branch = branch_of[task.key]
             if (branch, at) not in learned:
                 stored = base64.b64encode(schema.serialize().to_pybytes()).decode()
-                self.journal.commit(f"learned/{task.key[:3]}{branch}/{at}", {"branch": branch, "at": at, "schema": stored})
+                self.journal.commit(
+                    f"learned/{task.key[:3]}{branch}/{at}", {"branch": branch, "at": at, "schema": stored}
+                )
                 learned[(branch, at)] = schema
 
         def may_start(task: Task, running: list[Task]) -> bool:
@@ -197,8 +199,16 @@ class _Run:
             return not missing or not any(branch_of[other.key] == branch for other in running)
 
         def has_enough() -> bool:
-            return enough is not None and len(_prefix(order, self.journal.records, enough)) < len(order) + 1 and (
-                sum(self.journal.records[f"task/{k}"]["written"] for k in _prefix(order, self.journal.records, enough)) >= enough
+            return (
+                enough is not None
+                and len(_prefix(order, self.journal.records, enough)) < len(order) + 1
+                and (
+                    sum(
+                        self.journal.records[f"task/{k}"]["written"]
+                        for k in _prefix(order, self.journal.records, enough)
+                    )
+                    >= enough
+                )
             )
 
         self._begin(f"{'splice' if planned.spliced else 'write'}", planned.bytes, planned.tasks)
@@ -275,8 +285,11 @@ class _Run:
                 name = chain.read.files[span.file].name
                 tasks.append(
                     Task(
-                        f"survey/{prefix}{at}/{span.file}/{span.start}", (at, span), source.cost(span),
-                        label=name, smallest_for="reading a block of lines",
+                        f"survey/{prefix}{at}/{span.file}/{span.start}",
+                        (at, span),
+                        source.cost(span),
+                        label=name,
+                        smallest_for="reading a block of lines",
                     )  # fmt: skip
                 )
                 total += span.bytes
@@ -432,15 +445,24 @@ class _Run:
         reading = min(sum(place.bytes_read for place in sample.places), max(0, self.total - self.finished_bytes))
         self.watch(
             Status(
-                self.phase, self.finished_bytes + reading, self.total,
+                self.phase,
+                self.finished_bytes + reading,
+                self.total,
                 self.finished_rows + sum(place.rows_written for place in sample.places),
-                self.tasks_done, self.tasks_now, sample.anonymous, self.settings.budget.allowed, sample.workers, seconds,
+                self.tasks_done,
+                self.tasks_now,
+                sample.anonymous,
+                self.settings.budget.allowed,
+                sample.workers,
+                seconds,
             )  # fmt: skip
         )
 
     def _check_disk(self, planned: Pass) -> None:
         """Scratch holds what is written until it has its name, and one shard a worker while neighbours are joined."""
-        needed = planned.stored + (0 if planned.spliced else min(planned.stored, self.what.max_shard) * self.settings.workers)
+        needed = planned.stored + (
+            0 if planned.spliced else min(planned.stored, self.what.max_shard) * self.settings.workers
+        )
         self.disk_projected = max(self.disk_projected, needed)
         if self.settings.disk is not None and needed > self.settings.disk:
             raise UsageError(
@@ -499,7 +521,9 @@ def check_destination(chains: Sequence[Chain], to: Path) -> None:
         for file in chain.read.files:
             if Path(file.path).resolve().is_relative_to(target):
                 raise DestinationConflict(
-                    f"the source file {file.name} lies inside the destination", where=str(to), do="choose another folder"
+                    f"the source file {file.name} lies inside the destination",
+                    where=str(to),
+                    do="choose another folder",
                 )
     if to.exists() and not (to / STATE).exists():
         other = next((entry.name for entry in sorted(to.iterdir())), None)
@@ -530,7 +554,11 @@ def _unknown_schemas(planned: Pass) -> dict[int, list[int]]:
         return {}
     unknown: dict[int, list[int]] = {}
     for at, branch in enumerate(planned.job.branches):
-        unknown[at] = [i - len(branch.steps) for i, step in enumerate(branch.steps) if Schemas(branch, {}).after(i) is None and step.name == "map"]
+        unknown[at] = [
+            i - len(branch.steps)
+            for i, step in enumerate(branch.steps)
+            if Schemas(branch, {}).after(i) is None and step.name == "map"
+        ]
     return unknown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +46,7 @@ class SpliceJob:
 
 
 def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Arrow's and Hugging Face's own schemas, for the columns that stay: stale ones would mislead their readers."""
+    """Arrow's own schema, for the columns that stay: without it, types that Parquet has no word for would be lost."""
     import base64
 
     import pyarrow as pa
@@ -58,10 +57,4 @@ def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str
         fields = [schema.field(old).with_name(new) for old, new in moved if old in schema.names]
         if len(fields) == len(moved):
             made["ARROW:schema"] = base64.b64encode(pa.schema(fields).serialize().to_pybytes()).decode()
-    if (stored := footer.key_values.get("huggingface")) is not None:
-        info = json.loads(stored)
-        features = info.get("info", {}).get("features")
-        if isinstance(features, dict):
-            info["info"]["features"] = {new: features[old] for old, new in moved if old in features}
-            made["huggingface"] = json.dumps(info)
     return made

@@ -155,7 +155,9 @@ def _line_of(error: BaseException) -> str:
     """Where in the user's own code it broke: the last frame that is not ours."""
     import traceback
 
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "penstock" not in Path(frame.filename).parts]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "penstock" not in Path(frame.filename).parts
+    ]
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 

@@ -23,7 +23,9 @@ ROWS = 24_000
 
 def make_table(rows: int, seed: int) -> pa.Table:
     rng = np.random.default_rng(seed)
-    words = np.array(["".join(map(chr, rng.integers(97, 123, rng.integers(2, 10)))) for _ in range(3_000)], dtype=object)
+    words = np.array(
+        ["".join(map(chr, rng.integers(97, 123, rng.integers(2, 10)))) for _ in range(3_000)], dtype=object
+    )
     ranks = np.minimum(rng.zipf(1.3, size=rows * 150) - 1, len(words) - 1)
     lengths = rng.integers(20, 280, rows)
     starts = rng.integers(0, len(ranks) - 300, rows)

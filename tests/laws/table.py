@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
     # steps on rows
     "limit": Case(lambda folder: parquet(folder).limit(7_777), SMALL_SHARDS),
     "limit after filter": Case(
-        lambda folder: parquet(folder).filter(pc.field("id") % 3 == 0).limit(2_000).rename({"id": "key"}), SMALL_SHARDS
+        lambda folder: parquet(folder).filter(pc.field("score") < 0.3).limit(2_000).rename({"id": "key"}), SMALL_SHARDS
     ),
     "sample": Case(lambda folder: parquet(folder).sample(fraction=0.3, seed=7), SMALL_SHARDS),
     "filter": Case(lambda folder: parquet(folder).filter(functions.long_text), SMALL_SHARDS, user=True),

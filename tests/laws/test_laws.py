@@ -51,7 +51,9 @@ def test_same_bytes(case: str, samples: Path, tmp_path: Path, finished: Finish) 
     """Law 3: neither the budget nor the number of workers reaches the output."""
     for memory, workers in (("300MB", 1), ("4GB", 3)):
         dest = tmp_path / memory
-        done = subprocess.run(command(case, samples, dest, memory=memory, workers=workers), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command(case, samples, dest, memory=memory, workers=workers), capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert digests(dest) == finished(case).files
 
@@ -80,13 +82,17 @@ def test_killed_and_resumed(case: str, samples: Path, tmp_path: Path, finished: 
             kills += 1
             workers_then += workers
     planned = whole.receipt["tasks"]["planned"]
-    done = subprocess.run(command(case, samples, dest, memory="512MB", workers=2), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(case, samples, dest, memory="512MB", workers=2), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert digests(dest) == whole.files
     again = receipt_of(dest)["tasks"]
     assert again["planned"] == planned
     assert again["run"] <= planned
     # And once more: it is done, and says so.
-    more = subprocess.run(command(case, samples, dest, memory="512MB", workers=2), capture_output=True, text=True, check=False)
+    more = subprocess.run(
+        command(case, samples, dest, memory="512MB", workers=2), capture_output=True, text=True, check=False
+    )
     assert (more.returncode, more.stdout) == (0, "already done\n")
     shutil.rmtree(dest)

@@ -29,9 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
         pipeline = load(Path(args.source))
         chains, write, to = pipeline.dataset._chains, pipeline.write, pipeline.to
-        what = write_options(
-            **{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write}
-        )
+        what = write_options(**{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write})
         memory = args.memory or pipeline.run.get("memory")
     else:
         args.source = [args.source]

@@ -11,7 +11,9 @@ HELP = "run a pipeline.yaml: a source, steps, a destination"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pipeline", metavar="PIPELINE.yaml", help="the same words as the Python calls; see docs/reference/pipeline.md")
+    parser.add_argument(
+        "pipeline", metavar="PIPELINE.yaml", help="the same words as the Python calls; see docs/reference/pipeline.md"
+    )
     options.add_running(parser)
 
 

@@ -39,7 +39,14 @@ _BOOT = (
     "from penstock.engines.worker import main; main(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))"
 )
 # A worker uses one core: its neighbours use the others, and every thread an import starts reserves memory.
-_WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "MIMALLOC_PURGE_DELAY": "0"}
+_WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    # Without these, Arrow's allocator kept 10 to 15 MB more for the same work in the same time.
+    "MIMALLOC_PURGE_DELAY": "0",
+    "MIMALLOC_ARENA_RESERVE": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,12 @@ class LocalEngine:
     """Runs waves of tasks in worker processes under a budget."""
 
     def __init__(
-        self, budget: Budget, *, workers: int, others: int = 0, on_sample: Callable[[Sample], None] = lambda sample: None
+        self,
+        budget: Budget,
+        *,
+        workers: int,
+        others: int = 0,
+        on_sample: Callable[[Sample], None] = lambda sample: None,
     ) -> None:
         self.budget = budget
         self.ceiling = workers
@@ -250,8 +262,11 @@ class LocalEngine:
                 worker.channel.send(("task", task.key, task.payload, dict(wave.shared), task.projected))
             elif idle and not running:
                 self._retire(idle[1:] or idle)
-            elif not idle and not starting and len(self._workers) < self.ceiling and (
-                not self._workers or task.projected + self._worker_reserved <= room
+            elif (
+                not idle
+                and not starting
+                and len(self._workers) < self.ceiling
+                and (not self._workers or task.projected + self._worker_reserved <= room)
             ):
                 self._start()
                 return

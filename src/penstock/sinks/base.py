@@ -89,7 +89,7 @@ class FragmentWriter:
     def close(self) -> None:
         """Give up on an open fragment, if there is one."""
         if self._out is not None:
-            self._out.close()
+            self._out.discard()
 
     def write_empty(self) -> list[Fragment]:
         """One fragment with the schema and no rows: an empty result is still a dataset."""

@@ -35,7 +35,9 @@ class ParquetSink:
                 pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
             except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
                 raise UsageError(
-                    f"Parquet cannot hold type {field.type} ({error})", where=f"column {field.name!r}", do="map or drop it"
+                    f"Parquet cannot hold type {field.type} ({error})",
+                    where=f"column {field.name!r}",
+                    do="map or drop it",
                 ) from None
 
     def encoder(self, out: Writing, schema: pa.Schema) -> Encoder:

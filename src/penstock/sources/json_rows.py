@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ _DEEP = f"is nested more than {_DEEPEST} levels deep"
 _DEADLY = 4000
 _PLAIN = bytes(set(range(256)) - set(b'[]{}"'))
 
+Others = Literal["error", "ignore"]
 Path = tuple[str | None, ...]  # None steps into a list
 Ordinals = np.ndarray[tuple[int], np.dtype[np.int64]]
 Leaf = tuple[Path, pa.Array, tuple[pa.Array, ...]]  # with the list arrays it lies in, outermost first
@@ -62,19 +64,28 @@ class Inferred:
     wide: Mapping[str, str] = field(default_factory=dict)
 
 
-def parse(block: Block, schema: pa.Schema, *, where: str, first_line: int, on_error: str = "raise") -> Parsed:
+def parse(
+    block: Block,
+    schema: pa.Schema,
+    *,
+    where: str,
+    first_line: int,
+    on_error: str = "raise",
+    others: Others = "error",
+) -> Parsed:
     """The block's rows as one batch of `schema`; `first_line` lines of the file come before it.
 
     A line that does not fit is a BadRow, or with on_error="skip" is left out and counted. A column the schema lacks is
-    a BadRow always: then it is the schema that is wrong, and skipping would drop good rows.
+    a BadRow always: then it is the schema that is wrong, and skipping would drop good rows. Unless it is to leave some
+    columns unread: others="ignore".
     """
     lines = _Lines(block, where, first_line)
-    whole = _whole(block, schema)
+    whole = _whole(block, schema, others)
     if whole is not None:
         _check_floats(whole, lines, range(whole.num_rows))
         return Parsed(batch=whole)
     batches, kept, wrong = list[pa.RecordBatch](), list[int](), list[int]()
-    for rows, result in _sift(lines.text, schema):
+    for rows, result in _sift(lines.text, schema, others):
         if isinstance(result, pa.RecordBatch):
             _check_floats(result, lines, rows)
             batches.append(result)
@@ -178,7 +189,7 @@ class _Lines:
         return BadRow(why, where=self.place(row), do=do)
 
 
-def _whole(block: Block, schema: pa.Schema | None) -> pa.RecordBatch | None:
+def _whole(block: Block, schema: pa.Schema | None, others: Others = "error") -> pa.RecordBatch | None:
     """All of the block in one native read; None when a line is blank or wrong."""
     data = block.data
     # Arrow takes rows from anywhere: two on a line, one over two lines, `null` for an empty one. But "}" is followed
@@ -187,12 +198,12 @@ def _whole(block: Block, schema: pa.Schema | None) -> pa.RecordBatch | None:
     if joints != block.lines - 1 or not data.startswith(b"{") or not data[-3:].rstrip(b"\r\n").endswith(b"}"):
         return None
     try:
-        return _read(data, schema, rows=block.lines)
+        return _read(data, schema, rows=block.lines, others=others)
     except pa.ArrowInvalid:
         return None
 
 
-def _read(text: bytes, schema: pa.Schema | None, *, rows: int, others: str = "error") -> pa.RecordBatch:
+def _read(text: bytes, schema: pa.Schema | None, *, rows: int, others: Others = "error") -> pa.RecordBatch:
     """`rows` framed lines, natively. ArrowInvalid if they are not that."""
     if not text:
         return pa.RecordBatch.from_pylist([], schema=schema)
@@ -289,7 +300,9 @@ def _with_null(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(len(array))
 
 
-def _sift(text: Sequence[bytes], schema: pa.Schema | None) -> Iterator[tuple[list[int], pa.RecordBatch | str]]:
+def _sift(
+    text: Sequence[bytes], schema: pa.Schema | None, others: Others = "error"
+) -> Iterator[tuple[list[int], pa.RecordBatch | str]]:
     """Runs of rows that read well together, in order, and single rows that do not, with the reason.
 
     Halves what fails: n lines with k wrong cost at worst n log n bytes, and some k log n reads.
@@ -304,7 +317,7 @@ def _sift(text: Sequence[bytes], schema: pa.Schema | None) -> Iterator[tuple[lis
     while todo and (rows := todo.pop()):
         half = len(rows) // 2
         try:
-            batch = _read(b"\n".join([text[row] for row in rows]), schema, rows=len(rows))
+            batch = _read(b"\n".join([text[row] for row in rows]), schema, rows=len(rows), others=others)
         except pa.ArrowInvalid as error:
             if not half:
                 yield rows, str(error)

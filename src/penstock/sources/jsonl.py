@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.engines.notes import Notes
+    from penstock.sources.json_rows import Others
     from penstock.sources.lines import Block
 
 SPAN_BYTES = 32 << 20
@@ -95,13 +96,16 @@ class JsonlSource:
         from penstock.sources.json_rows import parse
 
         check_unchanged(file)
+        others: Others = "error" if options.columns is None and options.schema is None else "ignore"
         for span in spans:
             line = max(0, span.first_row)
             left = span.take if span.take >= 0 else 1 << 62
             for block in self._blocks(file, span):
                 if left <= 0:
                     break
-                parsed = parse(block, schema, where=file.name, first_line=line, on_error=options.on_error)
+                parsed = parse(
+                    block, schema, where=file.name, first_line=line, on_error=options.on_error, others=others
+                )
                 tally.skip(parsed.skipped, parsed.first_error)
                 batch = parsed.batch.slice(0, left)
                 ordinals = None if parsed.lines is None else parsed.lines[: batch.num_rows] + line

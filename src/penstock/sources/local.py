@@ -81,7 +81,9 @@ def _expand(path: str, format: str | None) -> list[tuple[str, str]]:
         root = Path(*(_plain := _until_magic(where)))
         matches = [m for m in glob.glob(path, recursive=True) if Path(m).is_file()]
         if not matches:
-            raise NotFound("matches no file", where=path, do="check the pattern; quote it so that the shell leaves it alone")
+            raise NotFound(
+                "matches no file", where=path, do="check the pattern; quote it so that the shell leaves it alone"
+            )
         named = [(os.path.abspath(m), os.path.relpath(m, root) if _plain else m) for m in matches]
         return sorted(named, key=lambda pair: os.fsencode(pair[1]))
     if not where.exists():

@@ -40,7 +40,16 @@ class ParquetSource:
                 rows = footer.group_rows(group)
                 facts = _group_facts(fd, footer, group, wanted)
                 spans.append(
-                    Span(ordinal, group, group + 1, row, rows, bytes=facts.decoded, heaviest=facts.held + held, row=facts.largest)
+                    Span(
+                        ordinal,
+                        group,
+                        group + 1,
+                        row,
+                        rows,
+                        bytes=facts.decoded,
+                        heaviest=facts.held + held,
+                        row=facts.largest,
+                    )
                 )
                 row += rows
         return spans
@@ -129,7 +138,8 @@ def _group_facts(fd: int, footer: Footer, group: int, wanted: frozenset[str] | N
         facts.decoded += decoded
         # A column holds its page as stored and as inflated, its dictionary likewise, and a stretch read ahead.
         facts.held += 2 * page + 2 * dictionary + min(READ_BUFFER, chunk.stored)
-        facts.largest += max(page, dictionary)
+        fixed = _WIDTHS.get(chunk.physical) if chunk.num_values == rows else None
+        facts.largest += max(page, dictionary) if fixed is None else fixed
         per_row = chunk.num_values / rows
         facts.row += max(decoded / rows, max(value, entry) * per_row)
     return facts

@@ -29,4 +29,3 @@ class Step(Protocol):
 
     def cost(self, batch: int) -> int:
         """Bytes it takes for a batch of this many, beside the batch itself."""
-

@@ -25,22 +25,23 @@ class MovesColumns(ABC):
     calls_user: ClassVar[bool] = False
 
     @abstractmethod
-    def moved(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """(name before, name after) of every column that stays. Unknown names are an error."""
+    def moved(self, names: Sequence[str], *, strict: bool = True) -> list[tuple[str, str]]:
+        """(name before, name after) of every column that stays.
+
+        Unknown names are an error, unless the plan has already checked them and left out columns that no step keeps.
+        """
 
     def schema_after(self, schema: pa.Schema) -> pa.Schema:
         import pyarrow as pa
 
-        fields = [schema.field(old).with_name(new) for old, new in self.moved(schema.names)]
+        fields = [schema.field(old).with_name(new) for old, new in self.moved(schema.names, strict=False)]
         return pa.schema(fields, metadata=schema.metadata)
 
     def apply(self, rows: Rows, schema: pa.Schema | None) -> Rows:
         import pyarrow as pa
 
         after = self.schema_after(rows.batch.schema)
-        arrays = [rows.batch.column(old) for old, _ in self.moved(rows.batch.schema.names)]
-        if not arrays:
-            raise UsageError("leaves no column", where=self.name)
+        arrays = [rows.batch.column(old) for old, _ in self.moved(rows.batch.schema.names, strict=False)]
         return replace(rows, batch=pa.RecordBatch.from_arrays(arrays, schema=after))
 
     def cost(self, batch: int) -> int:

@@ -22,8 +22,9 @@ class Drop(MovesColumns):
     def describe(self) -> dict[str, Any]:
         return {"columns": list(self.columns)}
 
-    def moved(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        check_known(self.columns, names, step="drop")
+    def moved(self, names: Sequence[str], *, strict: bool = True) -> list[tuple[str, str]]:
+        if strict:
+            check_known(self.columns, names, step="drop")
         kept = [(name, name) for name in names if name not in self.columns]
         if not kept:
             raise UsageError("leaves no column", where="drop")

@@ -27,7 +27,9 @@ class Filter:
     calls_user: ClassVar[bool] = True
 
     @classmethod
-    def make(cls, fn: Callable[[Any], object] | pa.compute.Expression, format: str = "arrow", version: str | None = None) -> Filter:
+    def make(
+        cls, fn: Callable[[Any], object] | pa.compute.Expression, format: str = "arrow", version: str | None = None
+    ) -> Filter:
         if not callable(fn) and not _is_expression(fn):
             raise UsageError(f"takes a function or an Arrow expression, not {type(fn).__name__}", where="filter")
         check_format(format, step="filter")

@@ -24,9 +24,10 @@ class Rename(MovesColumns):
     def describe(self) -> dict[str, Any]:
         return {"columns": dict(self.columns)}
 
-    def moved(self, names: Sequence[str]) -> list[tuple[str, str]]:
+    def moved(self, names: Sequence[str], *, strict: bool = True) -> list[tuple[str, str]]:
         new = dict(self.columns)
-        check_known(new, names, step="rename")
+        if strict:
+            check_known(new, names, step="rename")
         pairs = [(name, new.get(name, name)) for name in names]
         after = [name for _, name in pairs]
         for name in after:

@@ -21,6 +21,7 @@ class Select(MovesColumns):
     def describe(self) -> dict[str, Any]:
         return {"columns": list(self.columns)}
 
-    def moved(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        check_known(self.columns, names, step="select")
-        return [(name, name) for name in self.columns]
+    def moved(self, names: Sequence[str], *, strict: bool = True) -> list[tuple[str, str]]:
+        if strict:
+            check_known(self.columns, names, step="select")
+        return [(name, name) for name in self.columns if strict or name in names]
