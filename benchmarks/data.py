@@ -39,7 +39,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("score", pa.floa
 def make_text_set(
     folder: Path,
     *,
-    bytes: int,  # noqa: A002
+    bytes: int,
     files: int | None = None,
     row_group_bytes: int = 64 << 20,
     seed: int = 0,

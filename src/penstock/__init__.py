@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Looked up when first used: importing penstock loads no Arrow, and a splicing worker never
-# does.
+# Where each public name lives, looked up when first used: a splicing worker must never load Arrow.
 _HOMES = {"Dataset": "dataset", "Receipt": "receipt", "concat": "dataset", "errors": "", "read": "dataset"}
 
 __all__ = ["Dataset", "Receipt", "__version__", "concat", "errors", "read"]

@@ -139,9 +139,9 @@ def _cgroup_limits(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/s
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            bases, name = (root, root / "unified"), "memory.max"
+            bases, name = [root, root / "unified"], "memory.max"
         elif "memory" in controllers.split(","):
-            bases, name = (root / "memory",), "memory.limit_in_bytes"
+            bases, name = [root / "memory"], "memory.limit_in_bytes"
         else:
             continue
         for base in bases:

@@ -22,8 +22,8 @@ from penstock.steps.base import Step
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.meter import Watcher
     from penstock.receipt import Receipt
-    from penstock.run import Watcher
 
 DEFAULT_SHARD = "500MB"
 
@@ -74,7 +74,7 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
 
 
 class Dataset:
-    """A lazy pipeline. Every step gives a new one; nothing runs before `write`, `batches`, `rows`, `head` or `count`."""
+    """A lazy pipeline. Every step gives a new one; only `write`, `batches`, `rows`, `head` and `count` run it."""
 
     def __init__(self, chains: tuple[Chain, ...]) -> None:
         self._chains = chains

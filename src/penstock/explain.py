@@ -55,7 +55,7 @@ class Explained:
             ("memory", f"projected peak {format_size(self.projected)} of {format_size(self.allowed)} allowed:"
                        f" {self.workers} worker{'s' if self.workers != 1 else ''},"
                        f" {format_size(self.reserved)} reserved before any data"),
-            ("disk", f"{about or 'about '}{format_size(self.disk)} while running, {format_size(self.stored)} when done"),
+            ("disk", f"about {format_size(self.disk)} while running, {format_size(self.stored)} when done"),
             ("write", f"{about}{self.shards:,} shard{'s' if self.shards != 1 else ''} such as {self.shard_name},"
                       f" in {self.tasks:,} task{'s' if self.tasks != 1 else ''}"),
         ]  # fmt: skip
@@ -64,22 +64,18 @@ class Explained:
 
 def explain(chains: Sequence[Chain], what: Write, budget: Budget, workers: int) -> Explained:
     """Plan, start one worker to measure what is reserved, and refuse what fits in no way."""
-    found = first_dynamic_limit(chains)
-    planned_chains, second = list(chains), ""
-    if found is not None:
-        limit = found[0]
-        planned_chains = [
-            replace(chain, steps=chain.steps[: next(i for i, s in enumerate(chain.steps) if s is limit)])
-            for chain in chains
-            if any(step is limit for step in chain.steps)
+    limit = first_dynamic_limit(chains)
+    ahead, second = list(chains), ""
+    if limit is not None:
+        ahead = [
+            replace(chain, steps=chain.steps[:stop]) for chain in chains if (stop := chain.place_of(limit)) is not None
         ]
         second = f"a second pass takes the first {limit.rows:,} rows of what came out, and the steps after the limit"
-    planned = plan_pass(planned_chains, what, folder=tempfile.gettempdir(), prefix="p0-")
+    planned = plan_pass(ahead, what, folder=tempfile.gettempdir())
     with LocalEngine(budget, workers=workers) as engine:
         reserved = engine.prepare(planned.job)
-        largest = max(planned.tasks, key=lambda task: task.projected)
-        budget.check(engine.smallest(largest.projected), what=largest.smallest_for, where=largest.label)
-        count, peak = engine.schedule([task.projected for task in planned.tasks])
+        peak = engine.check(planned.tasks)
+        count = engine.schedule([task.projected for task in planned.tasks])[0]
         reserved = engine.own() + count * reserved
     shard = min(planned.stored, what.max_shard) * count
     ending = sink_of(what.format).ending

@@ -27,7 +27,7 @@ _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 class Writing:
-    """An open file under a temporary name. `commit` makes it durable and visible; leaving the block without it removes it.
+    """An open file under a temporary name. `commit` makes it durable and visible; a block left without it removes it.
 
     It is a write-only binary file object, so Arrow and the standard library can write to it.
     """

@@ -69,7 +69,7 @@ def tree(pid: int) -> int:
 
 
 def release() -> None:
-    """Give freed memory back to the system: after one large batch, allocators were seen to keep 1.2 GB with nothing in it."""
+    """Give freed memory back to the system: after one large batch an allocator held 1.2 GB with nothing in it."""
     gc.collect()
     if (arrow := sys.modules.get("pyarrow")) is not None:
         arrow.default_memory_pool().release_unused()

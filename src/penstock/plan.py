@@ -55,6 +55,10 @@ class Chain:
     read: Read
     steps: tuple[Step, ...] = ()
 
+    def place_of(self, step: Step) -> int | None:
+        """Where a step stands in this chain: the very one, not one like it."""
+        return next((at for at, own in enumerate(self.steps) if own is step), None)
+
 
 @dataclass(frozen=True)
 class Write:
@@ -72,6 +76,7 @@ class Write:
 class Pass:
     """One wave of tasks over all input: a job, its tasks, and what they will make."""
 
+    name: str
     job: StageJob | SpliceJob
     tasks: tuple[Task, ...]
     spliced: bool
@@ -164,14 +169,10 @@ def limit_rows(chains: Sequence[Chain], spans: list[list[Span]]) -> list[list[Sp
     A limit on a concatenation is the same `Limit` in each of its chains.
     """
     spans = [list(one) for one in spans]
-    done: list[Limit] = []
-    for limit, _ in _limits(chains):
-        if any(limit is other for other in done):
-            continue
-        done.append(limit)
+    for limit in _limits(chains):
         left = limit.rows
         for at, chain in enumerate(chains):
-            if not any(step is limit for step in chain.steps):
+            if chain.place_of(limit) is None:
                 continue
             kept: list[Span] = []
             for span in spans[at]:
@@ -184,41 +185,40 @@ def limit_rows(chains: Sequence[Chain], spans: list[list[Span]]) -> list[list[Sp
     return spans
 
 
-def first_dynamic_limit(chains: Sequence[Chain]) -> tuple[Limit, int] | None:
-    """The first limit that only running can count off, and its place in its chain."""
-    for limit, place in _limits(chains):
+def first_dynamic_limit(chains: Sequence[Chain]) -> Limit | None:
+    """The first limit that only running can count off: a step before it may drop rows or make more."""
+    for limit in _limits(chains):
         for chain in chains:
-            before = chain.steps[: _place(chain, limit)]
+            before = chain.steps[: chain.place_of(limit) or 0]
             if any(not step.keeps_rows and not isinstance(step, Limit) for step in before):
-                return limit, place
+                return limit
     return None
 
 
-def _limits(chains: Sequence[Chain]) -> Iterator[tuple[Limit, int]]:
+def _limits(chains: Sequence[Chain]) -> Iterator[Limit]:
+    """Every limit once, in order: one on a concatenation is the same object in each of its chains."""
+    seen: set[int] = set()
     for chain in chains:
-        for place, step in enumerate(chain.steps):
-            if isinstance(step, Limit):
-                yield step, place
-
-
-def _place(chain: Chain, limit: Limit) -> int:
-    return next((place for place, step in enumerate(chain.steps) if step is limit), 0)
+        for step in chain.steps:
+            if isinstance(step, Limit) and id(step) not in seen:
+                seen.add(id(step))
+                yield step
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
 
 
 def plan_pass(
-    chains: Sequence[Chain], write: Write, *, folder: str, prefix: str = "", surveys: Surveys | None = None
+    chains: Sequence[Chain], write: Write, *, folder: str, name: str = "p0", surveys: Surveys | None = None
 ) -> Pass:
     """The tasks that write these chains, spliced where nothing needs decoding."""
-    spliced = _plan_splice(chains, write, folder=folder, prefix=prefix)
+    spliced = _plan_splice(chains, write, folder=folder, name=name)
     if isinstance(spliced, Pass):
         return spliced
-    return _plan_stage(chains, write, folder=folder, prefix=prefix, surveys=surveys or {}, why=spliced)
+    return _plan_stage(chains, write, folder=folder, name=name, surveys=surveys or {}, why=spliced)
 
 
-def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, prefix: str, surveys: Surveys, why: str) -> Pass:
+def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, name: str, surveys: Surveys, why: str) -> Pass:
     sink = sink_of(write.format)
     branches, spans, files = branches_of(chains, surveys)
     for branch in branches:
@@ -228,7 +228,6 @@ def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, prefix: s
     job = StageJob(files, branches, write.format, folder, write.max_shard)
     tasks = []
     for at, piece in enumerate(pieces):
-        key = f"{prefix}{at:06d}"
         cost, heaviest = _cost(piece, branches[piece.branch], write)
         file = files[heaviest.file].name
         part = (
@@ -236,11 +235,20 @@ def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, prefix: s
             if branches[piece.branch].format == "parquet"
             else f"byte {heaviest.start:,} on"
         )
-        tasks.append(Task(key, (key, piece), cost, label=f"{file} {part}", smallest_for=f"reading and writing {part}"))
+        tasks.append(
+            Task(
+                f"task/{name}/{at:06d}",
+                (f"{name}-{at:06d}", piece),
+                cost,
+                label=f"{file} {part}",
+                smallest_for=f"reading and writing {part}",
+            )
+        )
     total = sum(piece.bytes for piece in pieces)
     counted = all(step.keeps_rows or isinstance(step, Limit) for chain in chains for step in chain.steps)
     known = counted and all(span.rows >= 0 for one in spans for span in one)
     return Pass(
+        name,
         job,
         tuple(tasks),
         spliced=False,
@@ -354,7 +362,7 @@ def _stored_share(chains: Sequence[Chain], write: Write) -> float:
 # -- splicing ---------------------------------------------------------------------------------------------------------
 
 
-def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, prefix: str) -> Pass | str:
+def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str) -> Pass | str:
     """The pass that moves column chunks, or why it cannot."""
     if write.format != "parquet":
         return f"{write.format} is written row by row"
@@ -404,14 +412,14 @@ def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, prefix: 
         schema_from=paths[0],
     )
     tasks = tuple(
-        Task(key := f"{prefix}{at:06d}", (key, shard), SpliceJob.COST, label=f"shard {at}", smallest_for="splicing")
+        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), SpliceJob.COST, f"shard {at}", "splicing")
         for at, shard in enumerate(_splice_shards(flat, write.max_shard))
     )
     rows = sum(span.rows for span in flat)
     size = sum(span.bytes for span in flat)
     whole = sum(span.bytes for own in spans for span in own)
     return Pass(
-        job, tasks, spliced=True, why="nothing needs decoding", rows=rows, bytes=size,
+        name, job, tasks, spliced=True, why="nothing needs decoding", rows=rows, bytes=size,
         stored=int(stored * size / whole) if whole else stored, shards=max(1, len(tasks)),
     )  # fmt: skip
 

@@ -31,10 +31,10 @@ class SpliceJob:
         """Nothing to warm: reserved memory is the interpreter."""
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
-        (key, runs), _ = payload
+        (stem, runs), _ = payload
         spans = [Span(self.paths[file], first, stop) for file, first, stop in runs]
         notes.at("splice", where=Path(self.schema_from).name if not runs else Path(spans[0].path).name)
-        with Writing(Path(self.folder) / f"{key}-0000.parquet") as out:
+        with Writing(Path(self.folder) / f"{stem}-0000.parquet") as out:
             made = splice(
                 spans, out, columns=self.columns, rename=self.rename, key_values=self.key_values,
                 schema_from=self.schema_from,
@@ -42,7 +42,13 @@ class SpliceJob:
             out.commit()
         notes.count(rows_read=made.rows, bytes_read=made.bytes, rows_written=made.rows)
         fragment = Fragment(out.path.name, made.rows, made.bytes, out.tell(), out.sha256())
-        return {"fragments": [fragment.as_record()], "read": made.rows, "written": made.rows, "dropped": {}}
+        return {
+            "fragments": [fragment.as_record()],
+            "read": made.rows,
+            "written": made.rows,
+            "dropped": {},
+            "first_error": "",
+        }
 
 
 def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str, str]:

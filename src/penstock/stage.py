@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ class Counts:
 
     read: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    first_error: str = ""  # the first malformed row that was skipped
 
     def drop(self, reason: str, rows: int) -> None:
         if rows > 0:
@@ -92,7 +93,7 @@ def flow(
     on_learned: Callable[[int, pa.Schema], None] = lambda step, schema: None,
     counts: Counts | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Rows]:
+) -> Generator[Rows]:
     """The rows of some spans after all steps of their branch, a batch at a time."""
     from penstock.rows import cut_batches
 
@@ -130,6 +131,7 @@ def flow(
             if rows.batch.num_rows:
                 yield rows
     counts.drop("malformed", tally.skipped)
+    counts.first_error = tally.first_error
 
 
 def _apply(step: Step, at: int, rows: Rows, schema: pa.Schema | None, file: SourceFile) -> Rows:
@@ -196,7 +198,7 @@ class StageJob:
                 pass
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
-        (key, piece), shared = payload
+        (stem, piece), shared = payload
         branch = self.branches[piece.branch]
         learned: dict[int, pa.Schema] = {
             at + len(branch.steps): schema for (own, at), schema in shared["learned"].items() if own == piece.branch
@@ -213,14 +215,14 @@ class StageJob:
                     piece.spans,
                     notes=notes,
                     learned=learned,
-                    on_learned=lambda at, schema: say(("learned", at - len(branch.steps), schema)),
+                    on_learned=lambda at, schema: say((at - len(branch.steps), schema)),
                     counts=counts,
                 )
             ) as batches:
                 for rows in batches:
                     if writer is None:
                         writer = FragmentWriter(
-                            sink, Path(self.folder), key, rows.batch.schema, max_bytes=self.max_shard
+                            sink, Path(self.folder), stem, rows.batch.schema, max_bytes=self.max_shard
                         )
                     notes.at(f"write {self.format}", rows=(rows.first, rows.stop))
                     writer.write(rows.batch)
@@ -235,4 +237,5 @@ class StageJob:
             "read": counts.read,
             "written": written,
             "dropped": counts.dropped,
+            "first_error": counts.first_error,
         }

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Finished, command, digests
-from limits import limited_group, require_kernel_limits, run_limited
+from harness import Finished, command, digests
 from table import CASES
+
+from limits import limited_group, require_kernel_limits, run_limited
 
 BUDGET = 256_000_000
 KILLS = 3
@@ -69,10 +70,8 @@ def test_killed_and_resumed(case: str, samples: Path, tmp_path: Path, finished: 
     with limited_group(2_000_000_000) as group:
         for _ in range(KILLS):
             workers = chance.choice((1, 2, 3))
-            run = subprocess.Popen(
-                group.enter_command(command(case, samples, dest, memory=chance.choice(("256MB", "1GB")), workers=workers)),
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )  # fmt: skip
+            words = command(case, samples, dest, memory=chance.choice(("256MB", "1GB")), workers=workers)
+            run = subprocess.Popen(group.enter_command(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             time.sleep(chance.uniform(0.1, 0.3 + whole.seconds))
             group.kill_all()
             _, errors = run.communicate()

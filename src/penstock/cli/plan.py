@@ -36,9 +36,13 @@ def run(args: argparse.Namespace) -> int:
         chains, to, memory = options.dataset(args)._chains, args.dest, args.memory
         what = write_options(max_shard_size=args.max_shard_size, format=args.format, rewrite=args.rewrite)
     if to is not None:
-        from penstock.run import check_destination
+        from penstock.destination import check_destination
 
-        check_destination(chains, Path(to))
+        check_destination(
+            Path(to),
+            [file for chain in chains for file in chain.read.files],
+            sources=[folder for chain in chains for folder in chain.read.folders],
+        )
     explained = explain(chains, what, resolve_budget(memory), worker_count(args.workers))
     print(json.dumps(explained.as_json()) if args.json else explained.text())
     return 0

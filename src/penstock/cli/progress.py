@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.budget import format_size
-from penstock.run import Status
+from penstock.meter import Status
 
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0

@@ -21,6 +21,8 @@ def report(receipt: Receipt, to: str, *, as_json: bool) -> None:
     print(f"wrote {to}: {receipt.rows['written']:,} rows in {shards}, {format_size(stored)}, {receipt.seconds:.1f} s")
     for reason, rows in receipt.rows["dropped"].items():
         print(f"dropped {rows:,} rows: {reason}")
+    if receipt.rows.get("first_error"):
+        print(f"first malformed row: {receipt.rows['first_error']}")
     print(
         f"memory: peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
         f" {format_size(memory['allowed'])} allowed; {memory['workers']} worker{'s' if memory['workers'] != 1 else ''}"

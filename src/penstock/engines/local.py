@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,7 @@ from penstock import memory
 from penstock.budget import Budget, budget_words, format_size
 from penstock.engines.channel import Channel
 from penstock.engines.notes import Notes, Place, new_page
-from penstock.engines.task import Job, Result, Task, Wave
+from penstock.engines.task import Job, Task, Wave
 from penstock.errors import OverBudget, PenstockError, WorkerDied
 
 SAMPLE_SECONDS = 0.01
@@ -161,9 +162,13 @@ class LocalEngine:
         """What the supervising process itself counts for, scratch in memory included."""
         return max(0, memory.anonymous() - self._heap) + self.others
 
-    def smallest(self, projected: int) -> int:
-        """What one task alone needs: supervisor, one worker, the task."""
-        return self.own() + self._worker_reserved + projected
+    def check(self, tasks: Sequence[Task]) -> int:
+        """The projected peak of these tasks; a task that does not fit with nothing beside it is refused."""
+        largest = max(tasks, key=lambda task: task.projected, default=None)
+        if largest is not None:
+            alone = self.own() + self._worker_reserved + largest.projected
+            self.budget.check(alone, what=largest.smallest_for, where=largest.label)
+        return self.schedule([task.projected for task in tasks])[1]
 
     def schedule(self, projected: list[int]) -> tuple[int, int]:
         """How many workers the budget holds for these tasks, and the peak that makes: (workers, projected peak)."""
@@ -393,7 +398,5 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass

@@ -59,11 +59,10 @@ class Notes:
 
     def read(self) -> Place:
         start = _NUMBERS.size
-        return Place(
-            *_NUMBERS.unpack_from(self._page),
-            step=_text(self._page[start : start + _STEP]),
-            where=_text(self._page[start + _STEP : start + _STEP + _WHERE]),
-        )
+        step = _text(self._page[start : start + _STEP])
+        where = _text(self._page[start + _STEP : start + _STEP + _WHERE])
+        read, size, written, first, stop = _NUMBERS.unpack_from(self._page)
+        return Place(read, size, written, first, stop, step, where)
 
     def close(self) -> None:
         self._page.close()

@@ -26,7 +26,7 @@ class Task:
     """One stage on one piece: idempotent, so it may be run again after any death."""
 
     key: str
-    payload: object
+    payload: Any
     projected: int  # bytes it takes above its worker's reserved memory
     label: str = ""  # the piece, for messages
     smallest_for: str = ""  # what makes it as large as it is, for a refusal
@@ -40,7 +40,7 @@ class Wave:
     tasks: list[Task]
     on_done: Callable[[Task, Result], None]
     on_said: Callable[[Task, Any], None] = lambda task, said: None
-    # Whether a task may start beside these: it may have to wait for what one of them makes (the schema of a map's output).
+    # Whether a task may start beside these: it may have to wait for what one of them tells, such as a map's schema.
     may_start: Callable[[Task, list[Task]], bool] = lambda task, running: True
     enough: Callable[[], bool] = lambda: False
     # Later tasks are handed this beside their payload, whatever `on_said` and `on_done` have put there by then.

@@ -149,7 +149,7 @@ def read_footer(path: str) -> Footer:
 def open_parquet(path: str) -> Iterator[tuple[int, Footer]]:
     """The file's descriptor, while the block lasts, and its footer."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116  (opening a pipe would wait for ever)
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadFile("is not a regular file", where=path)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -91,11 +91,11 @@ class FragmentWriter:
         if self._out is not None:
             self._out.discard()
 
-    def write_empty(self) -> list[Fragment]:
+    def write_empty(self) -> Fragment:
         """One fragment with the schema and no rows: an empty result is still a dataset."""
         self._begin_fragment()
         self._end_fragment()
-        return self._fragments
+        return self._fragments[0]
 
     def _begin_fragment(self) -> None:
         self._out = Writing(self._folder / f"{self._stem}-{len(self._fragments):04d}{self._sink.ending}")

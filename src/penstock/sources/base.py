@@ -1,4 +1,4 @@
-"""What every source is: files, spans of them known from metadata alone, and a way to read one span in bounded memory."""
+"""What every source is: files, spans of them known from metadata alone, and a way to read spans in bounded memory."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class Surveyed:
     rows: int
     lines: int
     longest: int
-    bytes: int  # of text, inflated
     schema: bytes
     skipped: int
+    bytes: int  # of text, inflated
 
 
 class Source(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from penstock.sources.base import ReadOptions, Small, SourceFile, Span, Surveyed, Tally
@@ -39,7 +40,7 @@ class JsonlSource:
             edges = [*range(0, file.bytes, SPAN_BYTES), file.bytes]
             return [
                 Span(ordinal, start, stop, -1, -1, bytes=stop - start, heaviest=0, row=0)
-                for start, stop in zip(edges, edges[1:], strict=False)
+                for start, stop in pairwise(edges)
             ]
         window = zstd_window(file.path) if kind == "zstd" else 64 << 10
         return [Span(ordinal, 0, file.bytes, -1, -1, bytes=file.bytes * INFLATES, heaviest=2 * window, row=0)]
@@ -88,7 +89,7 @@ class JsonlSource:
             lines += block.lines
             notes.count(rows_read=block.lines, bytes_read=len(block.data))
         schema = schema if schema is not None else pa.schema([])
-        return Surveyed(rows, lines, longest, size, schema.serialize().to_pybytes(), skipped)
+        return Surveyed(rows, lines, longest, schema.serialize().to_pybytes(), skipped, size)
 
     def read(
         self, file: SourceFile, spans: Sequence[Span], schema: pa.Schema, options: ReadOptions, tally: Tally

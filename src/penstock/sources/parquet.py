@@ -1,6 +1,6 @@
 """Parquet: spans are row groups, sized from footers and page headers, read a few MiB at a time.
 
-`pre_buffer=False` with a small `buffer_size` reads a row group of 1.6 GB at a total peak of 85 MB; the defaults take 834.
+With `pre_buffer=False` and a small `buffer_size`, a row group of 1.6 GB peaks at 85 MB; with the defaults at 834.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ FOOTER_COST = 5
 
 
 class _Facts:
-    """What reading a row group takes: bytes once decoded, bytes held at once, the densest page's mean row, the largest row."""
+    """What reading a row group takes: bytes decoded, bytes held at once, the densest page's mean row, the largest row."""
 
     def __init__(self) -> None:
         self.decoded = 0

@@ -1,4 +1,4 @@
-"""`limit`: the first n rows, in order. The plan counts them off; where rows are only known by running, in a pass before."""
+"""`limit`: the first n rows, in order. The plan counts them off; where only running can tell, a pass before does."""
 
 from __future__ import annotations
 

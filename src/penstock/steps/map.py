@@ -1,4 +1,4 @@
-"""`map`: a user's function on every batch. Its output has one schema for the whole run: given, or that of its first batch."""
+"""`map`: a user's function on every batch. Its output has one schema: given, or that of its first batch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,36 @@
+# Everything works from a clean clone with Python 3.11 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test proof lint types bench clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/penstock demo
+
+test: install
+	$(BIN)/python -m pytest
+
+proof: install
+	$(BIN)/python -m pytest tests/proof -m proof -s
+
+lint: install
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+
+types: install
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python benchmarks/data.py --gb 4 --to benchmarks/data/text
+	$(BIN)/python benchmarks/reshard.py benchmarks/data/text
+
+clean:
+	rm -rf .venv build dist demo-out benchmarks/data .mypy_cache .ruff_cache .pytest_cache .hypothesis
