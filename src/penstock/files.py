@@ -12,6 +12,8 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +21,7 @@ from penstock.errors import DiskFull, UsageError
 
 BUFFER = 1 << 20
 STRETCH = 8 << 20
+COPY_BUFFERS = 4
 # Stretches whose write-back may still be under way. 8 x 8 MiB keeps the disk busy; a 60 MB kernel limit still holds it.
 WINDOW = 4
 
@@ -57,15 +60,34 @@ class Writing:
         return len(view)
 
     def copy(self, fd: int, offset: int, length: int) -> None:
-        """Append a range of another open file, a buffer at a time."""
+        """Append a range of another open file, a buffer at a time, hashing each on a second core behind the writing."""
         self._drain()
         end = offset + length
-        while offset < end:
-            piece = os.pread(fd, min(BUFFER, end - offset), offset)
-            if not piece:
-                raise EOFError(f"{end - offset:,} bytes missing at offset {offset:,}")
-            self._put(memoryview(piece))
-            offset += len(piece)
+        free: SimpleQueue[memoryview] = SimpleQueue()
+        full: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        for _ in range(COPY_BUFFERS):
+            free.put(memoryview(bytearray(min(BUFFER, length))))
+
+        def hash_behind() -> None:
+            while (item := full.get()) is not None:
+                buffer, count = item
+                self._hash.update(buffer[:count])
+                free.put(buffer)
+
+        hasher = Thread(target=hash_behind, daemon=True)
+        hasher.start()
+        try:
+            while offset < end:
+                buffer = free.get()
+                got = os.preadv(fd, [buffer[: end - offset]], offset)
+                if not got:
+                    raise EOFError(f"{end - offset:,} bytes missing at offset {offset:,}")
+                self._store(buffer[:got])
+                full.put((buffer, got))
+                offset += got
+        finally:
+            full.put(None)
+            hasher.join()
 
     def tell(self) -> int:
         return self._written + len(self._buffer)
@@ -94,16 +116,14 @@ class Writing:
             os.fdatasync(self._fd) if _LINUX else os.fsync(self._fd)
             if _LINUX:
                 os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(self._fd)
-            self._ended = True
+            self._end()
             self.temporary.replace(self.path)
             sync_folder(self.path.parent)
 
     def discard(self) -> None:
         """Give up: the temporary file is removed. After `commit` this does nothing."""
         if not self._ended:
-            os.close(self._fd)
-            self._ended = True
+            self._end()
             self.temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -112,6 +132,10 @@ class Writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.discard()
 
+    def _end(self) -> None:
+        os.close(self._fd)
+        self._ended = True
+
     def _drain(self) -> None:
         if self._buffer:
             full, self._buffer = self._buffer, bytearray()
@@ -119,6 +143,9 @@ class Writing:
 
     def _put(self, view: memoryview) -> None:
         self._hash.update(view)
+        self._store(view)
+
+    def _store(self, view: memoryview) -> None:
         with disk_errors(self.path):
             while view:
                 done = os.write(self._fd, view)

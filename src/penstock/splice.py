@@ -26,6 +26,8 @@ class SpliceJob:
     rename: Mapping[str, str] = field(default_factory=dict)
     key_values: Mapping[str, str] = field(default_factory=dict)
     COST: ClassVar[int] = 8 << 20
+    # Two were no faster than one, which already hashes on a second core: the disk is the limit.
+    most_workers: ClassVar[int] = 1
 
     def warm_up(self) -> None:
         """Nothing to warm: reserved memory is the interpreter."""

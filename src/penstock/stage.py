@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.engines.notes import Notes
 from penstock.engines.task import Result
@@ -172,6 +172,7 @@ class StageJob:
     format: str
     folder: str
     max_shard: int
+    most_workers: ClassVar[int] = 1 << 16
 
     def warm_up(self) -> None:
         """Import all that a task will, and make each library allocate what it keeps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.engines.notes import Notes
 from penstock.engines.task import Result
@@ -18,6 +18,7 @@ class SurveyJob:
     """One task surveys one span."""
 
     sources: tuple[tuple[tuple[SourceFile, ...], str, ReadOptions], ...]
+    most_workers: ClassVar[int] = 1 << 16
 
     def warm_up(self) -> None:
         import numpy  # noqa: F401

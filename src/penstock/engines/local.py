@@ -127,7 +127,7 @@ class LocalEngine:
         on_sample: Callable[[Sample], None] = lambda sample: None,
     ) -> None:
         self.budget = budget
-        self.ceiling = workers
+        self._workers_asked = self.ceiling = workers
         self.others = others  # bytes that count against the budget and are nobody's heap: scratch on tmpfs
         self.on_sample = on_sample
         self.measured = 0
@@ -151,6 +151,7 @@ class LocalEngine:
 
         self._retire(list(self._workers))
         self._job = cloudpickle.dumps(job)
+        self.ceiling = min(self._workers_asked, job.most_workers)
         self._start()
         while not self._workers[0].ready:
             self._turn(on_message=self._no_task_message)

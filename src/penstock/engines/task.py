@@ -14,6 +14,10 @@ Result = dict[str, Any]
 class Job(Protocol):
     """The work that all tasks of a wave share. It is pickled, user functions and all, and sent to each worker once."""
 
+    @property
+    def most_workers(self) -> int:
+        """How many tasks it pays to run at once; the disk may be the limit."""
+
     def warm_up(self) -> None:
         """Import and touch all that any task needs, so that what is measured after it is *reserved* memory."""
 

@@ -113,7 +113,7 @@ FOOTER_COST = 5
 
 
 class _Facts:
-    """What reading a row group takes: bytes decoded, bytes held at once, the densest page's mean row, the largest row."""
+    """What reading a row group takes: bytes decoded, bytes held at once, the densest page's mean row, its largest."""
 
     def __init__(self) -> None:
         self.decoded = 0
