@@ -293,7 +293,7 @@ def test_scratch_on_tmpfs_that_does_not_fit(tmp_path: Path, shm: Path) -> None:
 
 
 def test_scratch_on_tmpfs_that_fits(source: Path, tmp_path: Path, shm: Path) -> None:
-    words = (*MEMORY, "--rewrite", "--max-shard-size", "20kB")
+    words = (*MEMORY, "--rewrite", "--max-shard-size", "100kB")
     ok(penstock("convert", source, tmp_path / "whole", *words))
     ok(penstock("convert", source, tmp_path / "out", *words, "--scratch", shm / "scratch"))
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if sys.platform not in ("linux", "darwin"):
+    raise ImportError("Penstock runs on Linux, and on macOS with a softer guard; not on " + sys.platform)
 
 if TYPE_CHECKING:
     from penstock import errors as errors

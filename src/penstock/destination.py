@@ -14,11 +14,13 @@ from typing import Any
 from penstock import receipt
 from penstock.errors import DestinationConflict
 from penstock.files import disk_errors, sync_folder
+from penstock.journal import Journal, clear, recorded
 from penstock.receipt import Receipt
 from penstock.sinks.base import Fragment
 from penstock.sources.base import SourceFile
 
 STATE = ".penstock"
+WORK = "work"  # the record that tells where fragments lie
 _SHARD_NAME = re.compile(r"part-\d{5,}-of-\d{5,}\.[a-z.]+")
 
 
@@ -28,18 +30,41 @@ class Destination:
     def __init__(self, folder: Path, *, scratch: Path | None, key: str) -> None:
         self.folder = folder
         self.state = folder / STATE
-        self._scratch = None if scratch is None else scratch / f"penstock-{key[:16]}"
-        self.work = (self._scratch or self.state) / "work"
+        base = self.state if scratch is None else scratch.absolute() / f"penstock-{key[:16]}"
+        self.work = base / "work"
+        # A run that is gone on with elsewhere still has its fragments where it began.
+        if (begun := recorded(self.state, WORK).get("folder")) is not None and Path(begun).is_dir():
+            self.work = Path(begun)
 
-    def prepare(self, *, restart: bool, known: Collection[str]) -> None:
-        """Make the folders; take away halves of files, and fragments whose task did not commit."""
-        if restart:
-            for entry in self.folder.iterdir():
-                if _SHARD_NAME.fullmatch(entry.name):
-                    entry.unlink()
+    def start_over(self) -> None:
+        """Discard what was done here: shards, journal and receipt. Whatever else lies here stays."""
+        for entry in self.folder.iterdir():
+            if _SHARD_NAME.fullmatch(entry.name):
+                entry.unlink()
+        clear(self.state)
+
+    def prepare(self, journal: Journal) -> None:
+        """Make the work folder; disbelieve records whose files are gone; take away files that no record speaks of."""
         with disk_errors(self.work):
             self.work.mkdir(parents=True, exist_ok=True)
-        self.sweep(known)
+        if journal.records.get(WORK, {}).get("folder") != str(self.work):
+            journal.commit(WORK, {"folder": str(self.work)})
+        if not self._being_named() and not any(key.startswith("shard/") for key in journal.records):
+            for key, record in list(journal.records.items()):
+                if not all(self._has(fragment) for fragment in record.get("fragments", ())):
+                    del journal.records[key]
+        self.sweep(fragment_names(journal))
+
+    def _has(self, fragment: dict[str, Any]) -> bool:
+        path = self.work / fragment["name"]
+        return path.exists() and path.stat().st_size == int(fragment["stored"])
+
+    def _being_named(self) -> bool:
+        return any(_SHARD_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+
+    def leftovers(self) -> bool:
+        """Whether a run was killed after its receipt and before it had cleaned up."""
+        return any(entry.name != receipt.NAME for entry in self.state.iterdir())
 
     def sweep(self, known: Collection[str]) -> None:
         for entry in self.work.iterdir() if self.work.exists() else ():
@@ -79,7 +104,9 @@ class Destination:
 
     def clean(self) -> None:
         """The receipt is there: everything that was only needed while running goes."""
-        shutil.rmtree(self._scratch or self.work, ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+        if self.work.parent != self.state and self.work.parent.exists() and not any(self.work.parent.iterdir()):
+            self.work.parent.rmdir()
         for entry in self.state.iterdir():
             if entry.name != receipt.NAME:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -106,6 +133,10 @@ def check_destination(folder: Path, files: Iterable[SourceFile], *, sources: Ite
             raise DestinationConflict(
                 f"already holds other content ({other})", where=str(folder), do="choose an empty or a new folder"
             )
+
+
+def fragment_names(journal: Journal) -> Collection[str]:
+    return {fragment["name"] for record in journal.records.values() for fragment in record.get("fragments", ())}
 
 
 def check_still_there(found: Receipt, folder: Path) -> None:

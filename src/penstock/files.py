@@ -202,7 +202,7 @@ class disk_errors:  # noqa: N801 (a context manager reads as a word)
                 where=str(self.path.parent),
                 do="free some space and run the same command again: what is committed stays",
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise UsageError(
                 f"cannot write here ({os.strerror(error.errno)})",
                 where=str(self.path.parent),

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,29 +22,48 @@ from penstock.files import disk_errors, sync_folder
 
 FORMAT = 1
 NAME = "journal.jsonl"
+LOCK = "lock"
 
 Record = dict[str, Any]
+
+
+@contextmanager
+def held(state: Path) -> Iterator[None]:
+    """Hold a state folder for this process alone; another that holds it is an error. The kernel lets go for the dead."""
+    with disk_errors(state):
+        state.mkdir(parents=True, exist_ok=True)
+    while True:
+        with disk_errors(state):
+            fd = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file between our opening and locking it.
+            if (state / LOCK).exists() and os.fstat(fd).st_ino == (state / LOCK).stat().st_ino:
+                break
+        except OSError:
+            os.close(fd)
+            raise Busy(
+                "another run is writing here",
+                where=str(state.parent),
+                do="wait for it to end, or choose another destination",
+            ) from None
+        os.close(fd)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 class Journal:
     """The journal of one run. `records` holds what earlier runs of the same plan committed, by key."""
 
-    def __init__(self, state: Path, *, plan: Mapping[str, object], key: str, restart: bool = False) -> None:
+    def __init__(self, state: Path, *, plan: Mapping[str, object], key: str) -> None:
         self.state = state
         self.path = state / NAME
-        with disk_errors(self.path):
-            state.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(state)
-        try:
-            if restart:
-                _clear(state)
-            self.records: dict[str, Record] = {}
-            self.resumed = self._load(plan, key)
-        except BaseException:
-            os.close(self._lock)
-            raise
+        self.records: dict[str, Record] = {}
+        self._load(plan, key)
 
-    def _load(self, plan: Mapping[str, object], key: str) -> bool:
+    def _load(self, plan: Mapping[str, object], key: str) -> None:
         lines, good = _read(self.path)
         with disk_errors(self.path):
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -51,7 +71,7 @@ class Journal:
         if not lines:
             self._append({"format": FORMAT, "plan": dict(plan), "plan_key": key})
             sync_folder(self.state)
-            return False
+            return
         head = lines[0]
         if head.get("plan_key") != key or head.get("format") != FORMAT:
             os.close(self._fd)
@@ -61,7 +81,6 @@ class Journal:
                 do="run that command again to finish it, or pass --restart (restart=True) to discard its work",
             )
         self.records = {line["key"]: line for line in lines[1:]}
-        return True
 
     def commit(self, key: str, record: Mapping[str, object]) -> None:
         """Record that something is done. When this returns, it is on the disk."""
@@ -85,7 +104,6 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
-        os.close(self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -148,25 +166,18 @@ def _read(path: Path) -> tuple[list[Record], int]:
     return lines, good
 
 
-def _lock(state: Path) -> int:
-    fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise Busy(
-            "another run is writing here",
-            where=str(state.parent),
-            do="wait for it to end, or choose another destination",
-        ) from None
-    return fd
-
-
-def _clear(state: Path) -> None:
+def clear(state: Path) -> None:
+    """Forget everything in a held state folder."""
     for entry in state.iterdir():
-        if entry.name == "lock":
+        if entry.name == LOCK:
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def recorded(state: Path, key: str) -> Record:
+    """One record of whatever journal lies here, without opening it for writing."""
+    lines, _ = _read(state / NAME)
+    return next((line for line in reversed(lines) if line.get("key") == key), {})

@@ -46,7 +46,10 @@ def load(path: Path) -> Pipeline:
         if needed not in words:
             raise UsageError(f"has no `{needed}:`", where=str(path))
     dataset = _read(words["read"], str(path))
-    for at, entry in enumerate(words.get("steps") or []):
+    steps = words.get("steps") or []
+    if not isinstance(steps, list):
+        raise UsageError("is a list, each entry `- word: what it takes`", where=f"{path} steps")
+    for at, entry in enumerate(steps):
         dataset = _step(dataset, entry, f"{path} step {at + 1}", path.parent)
     write = words["write"] if isinstance(words["write"], dict) else {"to": words["write"]}
     _check_words(write, _WRITE, f"{path} write")
@@ -62,6 +65,8 @@ def load(path: Path) -> Pipeline:
 
 def _read(words: Any, where: str) -> Dataset:
     if not isinstance(words, dict):
+        if not isinstance(words, str | list):
+            raise UsageError(f"is a path, a list of paths or a mapping, not {words!r}", where=f"{where} read")
         return read(words)
     _check_words(words, _READ, f"{where} read")
     if "from" not in words:
@@ -104,6 +109,8 @@ def _function(name: Any, where: str, folder: Path) -> Any:
         raise UsageError(f"cannot import {module!r} ({error})", where=where, do="put it beside the file") from None
     except AttributeError:
         raise UsageError(f"module {module!r} has no {attribute!r}", where=where) from None
+    except Exception as error:
+        raise UsageError(f"importing {module!r} raised {type(error).__name__}: {error}", where=where) from error
 
 
 def _check_words(words: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -7,7 +7,8 @@ and the journal goes only when the receipt is there.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from typing import Any
 from penstock import receipt
 from penstock.assemble import group_fragments
 from penstock.budget import Budget, budget_words, format_size
-from penstock.destination import Destination, check_destination, check_still_there
+from penstock.destination import Destination, check_destination, check_still_there, fragment_names
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Job, Result, Task
-from penstock.errors import DestinationConflict, DiskFull, UsageError
-from penstock.files import disk_errors, on_tmpfs
-from penstock.journal import Journal, difference
+from penstock.errors import Busy, DestinationConflict, DiskFull, UsageError
+from penstock.files import on_tmpfs
+from penstock.journal import Journal, difference, held
 from penstock.meter import Meter, Watcher
 from penstock.plan import (
     Chain,
@@ -65,34 +66,48 @@ def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *,
         sources=[folder for chain in chains for folder in chain.read.folders],
     )
     place = Destination(to, scratch=settings.scratch, key=key)
-    if not settings.restart and (found := receipt.load(place.state)) is not None:
-        if found.plan_key != key:
-            raise DestinationConflict(
-                "another plan was finished here: " + difference(found.plan, description),
-                where=str(to),
-                do="choose another destination, or pass --restart (restart=True) to start over",
-            )
-        check_still_there(found, to)
-        return replace(found, already_done=True)
+    if not settings.restart and (found := _already_done(place, description, key)) is not None:
+        return found
     meter = Meter(settings.budget.allowed, watch)
     with LocalEngine(settings.budget, workers=settings.workers, on_sample=meter.on_sample) as engine:
         run = _Run(tuple(chains), what, settings, place, meter, engine)
         ready = run.plan_ahead()  # refusals come before anything is written
-        with disk_errors(place.state):
-            to.mkdir(parents=True, exist_ok=True)
-        with Journal(place.state, plan=description, key=key, restart=settings.restart) as journal:
-            place.prepare(restart=settings.restart, known=_fragment_names(journal))
-            try:
-                shards, results = run.go(Crew(engine, journal, meter, place), ready)
-            except BaseException:
-                engine.close()
-                place.sweep(_fragment_names(journal))
-                raise
+        with held(place.state):
+            if settings.restart:
+                place.start_over()
+            elif (found := _already_done(place, description, key)) is not None:
+                return found  # by another run, between our look and our lock
+            with Journal(place.state, plan=description, key=key) as journal:
+                place.prepare(journal)
+                try:
+                    shards, results = run.go(Crew(engine, journal, meter, place), ready)
+                except BaseException:
+                    engine.close()
+                    place.sweep(fragment_names(journal))
+                    raise
             listed = place.name_shards(shards, sink_of(what.format).ending)
             made = _receipt(chains, description, key, settings, meter, engine, listed, results)
             made.save(place.state)
             place.clean()
             return made
+
+
+def _already_done(place: Destination, description: dict[str, Any], key: str) -> Receipt | None:
+    """The receipt of this same plan, its shards still there; another plan's is an error."""
+    found = receipt.load(place.state)
+    if found is None:
+        return None
+    if found.plan_key != key:
+        raise DestinationConflict(
+            "another plan was finished here: " + difference(found.plan, description),
+            where=str(place.folder),
+            do="choose another destination, or pass --restart (restart=True) to start over",
+        )
+    check_still_there(found, place.folder)
+    if place.leftovers():
+        with suppress(Busy), held(place.state):
+            place.clean()
+    return replace(found, already_done=True)
 
 
 class _Run:
@@ -256,10 +271,6 @@ def _receipt(
 
 def _fragments(results: Iterable[Result]) -> list[Fragment]:
     return [Fragment(**record) for result in results for record in result["fragments"]]
-
-
-def _fragment_names(journal: Journal) -> Collection[str]:
-    return {record["name"] for line in journal.records.values() for record in line.get("fragments", ())}
 
 
 def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -140,6 +140,8 @@ def _apply(step: Step, at: int, rows: Rows, schema: pa.Schema | None, file: Sour
     except MemoryError:
         raise
     except PenstockError as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
         place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
         raise type(error)(error.what, where=place, do=error.do) from error
     except Exception as error:

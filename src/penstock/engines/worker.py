@@ -21,7 +21,7 @@ from penstock.engines.notes import Notes
 from penstock.errors import PenstockError
 
 # What the interpreter, Arrow's arenas and thread stacks may reserve beyond what is touched: `RLIMIT_DATA` counts both.
-BACKSTOP_SLACK = 2 << 30
+BACKSTOP_SLACK = 1 << 30
 
 
 def main(channel_fd: int, notes_fd: int, parent: int) -> None:
@@ -47,8 +47,8 @@ def main(channel_fd: int, notes_fd: int, parent: int) -> None:
             base = memory.data_size()
             channel.send(("ready",))
         elif kind == "task":
-            _, key, payload, shared, grant = message
-            _backstop(base + grant + BACKSTOP_SLACK)
+            _, key, payload, shared, allowed = message
+            _backstop(base + allowed + BACKSTOP_SLACK)
             notes.begin()
             try:
                 result = job((payload, shared), notes, lambda said, key=key: channel.send(("said", key, said)))
