@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ class Destination:
     def __init__(self, folder: Path, *, scratch: Path | None, key: str) -> None:
         self.folder = folder
         self.state = folder / STATE
-        base = self.state if scratch is None else scratch.absolute() / f"penstock-{key[:16]}"
+        base = (self.state if scratch is None else scratch / f"penstock-{key[:16]}").absolute()
         self.work = base / "work"
         # A run that is gone on with elsewhere still has its fragments where it began.
-        if (begun := recorded(self.state, WORK).get("folder")) is not None and Path(begun).is_dir():
-            self.work = Path(begun)
+        if (begun := recorded(self.state, WORK).get("folder")) is not None and (self.state / begun).is_dir():
+            self.work = (self.state / begun).absolute()
 
     def start_over(self) -> None:
         """Discard what was done here: shards, journal and receipt. Whatever else lies here stays."""
@@ -47,8 +48,10 @@ class Destination:
         """Make the work folder; disbelieve records whose files are gone; take away files that no record speaks of."""
         with disk_errors(self.work):
             self.work.mkdir(parents=True, exist_ok=True)
-        if journal.records.get(WORK, {}).get("folder") != str(self.work):
-            journal.commit(WORK, {"folder": str(self.work)})
+        # By name inside the destination, which may be moved; by its whole path outside.
+        inside = self.work.parent == self.state.absolute()
+        if journal.records.get(WORK, {}).get("folder") != (folder := self.work.name if inside else str(self.work)):
+            journal.commit(WORK, {"folder": folder})
         if not self._being_named() and not any(key.startswith("shard/") for key in journal.records):
             for key, record in list(journal.records.items()):
                 if not all(self._has(fragment) for fragment in record.get("fragments", ())):
@@ -57,7 +60,7 @@ class Destination:
 
     def _has(self, fragment: dict[str, Any]) -> bool:
         path = self.work / fragment["name"]
-        return path.exists() and path.stat().st_size == int(fragment["stored"])
+        return path.exists() and bool(path.stat().st_size == fragment["stored"])
 
     def _being_named(self) -> bool:
         return any(_SHARD_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
@@ -105,8 +108,9 @@ class Destination:
     def clean(self) -> None:
         """The receipt is there: everything that was only needed while running goes."""
         shutil.rmtree(self.work, ignore_errors=True)
-        if self.work.parent != self.state and self.work.parent.exists() and not any(self.work.parent.iterdir()):
-            self.work.parent.rmdir()
+        if (own := self.work.parent) != self.state.absolute():
+            with suppress(OSError):  # somebody else's file in it: then it stays
+                own.rmdir()
         for entry in self.state.iterdir():
             if entry.name != receipt.NAME:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

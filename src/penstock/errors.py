@@ -16,6 +16,7 @@ class PenstockError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", do: str = "") -> None:
+        what = " ".join(what.split())  # one line, whatever a library or a user's exception says
         self.what, self.where, self.do = what, where, do
         super().__init__((f"{where}: " if where else "") + what + (f"; {do}" if do else ""))
 

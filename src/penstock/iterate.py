@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import UsageError
-from penstock.plan import Chain, branches_of, limit_rows, spans_of
+from penstock.plan import Chain, branches_of, limit_rows, numbered, spans_of
 from penstock.sources import source_of
 from penstock.sources.base import Span
 from penstock.stage import Schemas, flow
+from penstock.steps.base import Step
 from penstock.steps.limit import Limit
 
 if TYPE_CHECKING:
@@ -23,11 +24,15 @@ def batches(chains: Sequence[Chain]) -> Iterator[pa.RecordBatch]:
     """All rows, in order, as the plan cuts them."""
     counters: dict[int, _CountOff] = {}
     counted = []
-    for chain in chains:
-        steps = [
-            counters.setdefault(id(step), _CountOff(step.rows)) if isinstance(step, Limit) else step
-            for step in chain.steps
-        ]
+    for chain in numbered(chains):
+        steps: list[Step] = []
+        for step in chain.steps:
+            if isinstance(step, Limit):
+                running = any(
+                    not before.keeps_rows and not isinstance(before, Limit) for before in chain.steps[: len(steps)]
+                )
+                step = counters.setdefault(id(step), _CountOff(step.rows, renumber=chain.base if running else None))
+            steps.append(step)
         counted.append(replace(chain, steps=tuple(steps)))
     branches, spans, files = branches_of(counted, {})
     for branch, own in zip(branches, spans, strict=True):
@@ -93,15 +98,17 @@ def schema(chains: Sequence[Chain]) -> pa.Schema:
 
 
 class _CountOff:
-    """A limit where rows pass one after the other: it counts."""
+    """A limit where rows pass one after the other: it counts, and numbers them where a `write` would."""
 
     name: ClassVar[str] = "limit"
     keeps_rows: ClassVar[bool] = False
     moves_columns: ClassVar[bool] = False
     calls_user: ClassVar[bool] = False
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, renumber: int | None) -> None:
         self.left = rows
+        self._base = renumber
+        self._passed = 0
 
     def describe(self) -> dict[str, Any]:
         return {"left": self.left}
@@ -111,8 +118,13 @@ class _CountOff:
 
     def apply(self, rows: Rows, schema: pa.Schema | None) -> Rows:
         kept = rows.head(self.left)
-        self.left -= kept.batch.num_rows
-        return kept
+        first, count = self._passed, kept.batch.num_rows
+        self.left -= count
+        self._passed += count
+        if self._base is None:
+            return kept
+        # Only running could count them off: a `write` would take them through a pass of their own, numbered anew.
+        return replace(kept, file=self._base, first=first, stop=first + count, ordinals=None, parts=None)
 
     def cost(self, batch: int) -> int:
         return 0

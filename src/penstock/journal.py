@@ -29,7 +29,7 @@ Record = dict[str, Any]
 
 @contextmanager
 def held(state: Path) -> Iterator[None]:
-    """Hold a state folder for this process alone; another that holds it is an error. The kernel lets go for the dead."""
+    """Hold a state folder for this process alone; Busy if another does. The kernel lets go for the dead."""
     with disk_errors(state):
         state.mkdir(parents=True, exist_ok=True)
     while True:
@@ -153,7 +153,7 @@ def _read(path: Path) -> tuple[list[Record], int]:
     """The whole lines of a journal, up to the first that is torn, and how many bytes they take."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return [], 0
     lines: list[Record] = []
     good = 0

@@ -54,6 +54,8 @@ class Chain:
 
     read: Read
     steps: tuple[Step, ...] = ()
+    base: int = 0  # what its first file is called in the identity of its rows; see `numbered`
+    dense: bool = False  # its files were made by a pass before: their rows are numbered through
 
     def place_of(self, step: Step) -> int | None:
         """Where a step stands in this chain: the very one, not one like it."""
@@ -85,6 +87,16 @@ class Pass:
     bytes: int  # Arrow bytes in
     stored: int  # bytes out, projected
     shards: int
+
+
+def numbered(chains: Sequence[Chain]) -> tuple[Chain, ...]:
+    """Chains with their files numbered through: identities stay when a pass puts other files in their place."""
+    made: list[Chain] = []
+    base = 0
+    for chain in chains:
+        made.append(replace(chain, base=base))
+        base += len(chain.read.files)
+    return tuple(made)
 
 
 def describe(chains: Sequence[Chain], write: Write | None) -> dict[str, Any]:
@@ -128,13 +140,18 @@ def spans_of(chain: Chain, at: int, surveys: Surveys) -> list[Span]:
     """All of a chain's source; text sources exactly where they have been surveyed, else as file sizes suggest."""
     source = source_of(chain.read.format)
     spans: list[Span] = []
+    row = 0
     for ordinal, file in enumerate(chain.read.files):
-        row = 0
+        before = row if chain.dense else 0
+        row = before
         for span in source.spans(file, ordinal, chain.read.options.columns):
             found = surveys.get((at, ordinal, span.start))
             if found is not None:
                 span = replace(span, first_row=row, rows=found.rows, bytes=found.bytes, row=found.longest)
                 row += found.lines
+            elif chain.dense:
+                span = replace(span, first_row=before + span.first_row)
+                row += span.rows
             spans.append(span)
     return spans
 
@@ -146,8 +163,7 @@ def schema_of(chain: Chain, at: int, surveys: Surveys) -> pa.Schema:
     from penstock.schemas import only, unify
 
     options = chain.read.options
-    if options.schema is not None:
-        given = pa.ipc.read_schema(pa.py_buffer(options.schema))
+    if (given := options.given_schema()) is not None:
         return given if options.columns is None else only(given, options.columns)
     source = source_of(chain.read.format)
     found = [
@@ -273,10 +289,11 @@ def branches_of(
         schema, options = _pruned(chain, schema_of(chain, at, surveys))
         pruned = replace(chain, read=replace(chain.read, options=options))
         own = [replace(span, file=span.file + len(files)) for span in spans_of(pruned, at, surveys)]
+        first = len(files)
         files += chain.read.files
         spans.append(own)
         steps = tuple(step for step in chain.steps if not isinstance(step, Limit))
-        branches.append(Branch(chain.read.format, options, schema, steps))
+        branches.append(Branch(chain.read.format, options, schema, steps, first, chain.base, chain.dense))
     ends = [Schemas(branch, {}).last() for branch in branches]
     if len(branches) > 1 and all(end is not None for end in ends):
         one = _one_schema(chains, [end for end in ends if end is not None])
@@ -385,6 +402,7 @@ def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: st
     stored = 0
     names = tuple(old for old, _ in moves[0])
     as_is = True
+    longest = 0
     for chain in chains:
         own: list[Span] = []
         for file in chain.read.files:
@@ -392,6 +410,7 @@ def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: st
             first = first or footer
             if (reason := splicing.why_not([first, footer], columns=names)) is not None:
                 return reason
+            longest = max(longest, len(footer.raw))
             as_is = as_is and names == footer.columns
             own += _light_spans(footer, len(paths), None if set(names) == set(footer.columns) else frozenset(names))
             paths.append(file.path)
@@ -411,8 +430,9 @@ def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: st
         key_values=moved_metadata(first, moves[0]) if changed else {},
         schema_from=paths[0],
     )
+    cost = SpliceJob.COST + SpliceJob.FOOTER_COST * longest
     tasks = tuple(
-        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), SpliceJob.COST, f"shard {at}", "splicing")
+        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), cost, f"shard {at}", "splicing")
         for at, shard in enumerate(_splice_shards(flat, write.max_shard))
     )
     rows = sum(span.rows for span in flat)

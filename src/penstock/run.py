@@ -33,6 +33,7 @@ from penstock.plan import (
     fingerprint,
     first_dynamic_limit,
     key_of,
+    numbered,
     plan_pass,
 )
 from penstock.receipt import Receipt
@@ -70,7 +71,7 @@ def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *,
         return found
     meter = Meter(settings.budget.allowed, watch)
     with LocalEngine(settings.budget, workers=settings.workers, on_sample=meter.on_sample) as engine:
-        run = _Run(tuple(chains), what, settings, place, meter, engine)
+        run = _Run(numbered(chains), what, settings, place, meter, engine)
         ready = run.plan_ahead()  # refusals come before anything is written
         with held(place.state):
             if settings.restart:
@@ -172,7 +173,8 @@ class _Run:
         fragments = _fragments(run_pass(crew, planned, enough=limit.rows))
         files = tuple(self._as_source(one) for one in fragments or [self._empty(crew, planned, "parquet")])
         first = next(iter(place))
-        after = Chain(Read(files, "parquet", ReadOptions()), chains[first].steps[place[first] :])
+        steps = chains[first].steps[place[first] :]
+        after = Chain(Read(files, "parquet", ReadOptions()), steps, chains[first].base, dense=True)
         return tuple(
             after if at == first else chain for at, chain in enumerate(chains) if at == first or at not in place
         )

@@ -26,6 +26,7 @@ class SpliceJob:
     rename: Mapping[str, str] = field(default_factory=dict)
     key_values: Mapping[str, str] = field(default_factory=dict)
     COST: ClassVar[int] = 8 << 20
+    FOOTER_COST: ClassVar[int] = 6  # footers: the one that is read, and the new one as it grows
     # Two were no faster than one, which already hashes on a second core: the disk is the limit.
     most_workers: ClassVar[int] = 1
 

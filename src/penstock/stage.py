@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from penstock.rows import Rows
 
 
+MEND = "what is committed stays; a function that is mended is another plan, and needs --restart"
+
+
 @dataclass(frozen=True)
 class Branch:
     """One source and the steps on it. A dataset that concatenates has several, each writing in its turn."""
@@ -32,6 +35,12 @@ class Branch:
     options: ReadOptions
     schema: pa.Schema  # what the source is read as
     steps: tuple[Step, ...]
+    first_file: int = 0  # its first file's place among all files of the plan
+    base: int = 0  # and what that file is called in the identity of its rows
+    dense: bool = False  # rows of all its files are numbered through: they were made by a pass before
+
+    def file_of_identity(self, file: int) -> int:
+        return self.base if self.dense else self.base + file - self.first_file
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ def flow(
         if notes is not None:
             notes.at(f"read {branch.format}", where=file.name, rows=(0, 0))
         small = source.read(file, list(group), branch.schema, branch.options, tally)
-        for read in cut_batches(small, file=ordinal):
+        for read in cut_batches(small, file=branch.file_of_identity(ordinal)):
             if stop():
                 return
             rows = read
@@ -135,6 +144,8 @@ def flow(
 
 
 def _apply(step: Step, at: int, rows: Rows, schema: pa.Schema | None, file: SourceFile) -> Rows:
+    """The step on one batch. What goes wrong is told with the step, the file, the rows and the user's own line."""
+    place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
     try:
         return step.apply(rows, schema)
     except MemoryError:
@@ -142,23 +153,20 @@ def _apply(step: Step, at: int, rows: Rows, schema: pa.Schema | None, file: Sour
     except PenstockError as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
-        raise type(error)(error.what, where=place, do=error.do) from error
-    except Exception as error:
+        raise type(error)(error.what + _line_of(error.__cause__), where=place, do=error.do or MEND) from error
+    except (Exception, SystemExit) as error:
         if not step.calls_user:
             raise
-        place = f"step {at + 1} ({step.name}), {file.name} rows {rows.first:,} to {rows.stop - 1:,}"
-        raise FunctionFailed(
-            f"the function raised {type(error).__name__}: {error}{_line_of(error)}",
-            where=place,
-            do="mend it and run again; what is committed stays unless the function changes its past output",
-        ) from error
+        what = f"the function raised {type(error).__name__}: {error}{_line_of(error)}"
+        raise FunctionFailed(what, where=place, do=MEND) from error
 
 
-def _line_of(error: BaseException) -> str:
+def _line_of(error: BaseException | None) -> str:
     """Where in the user's own code it broke: the last frame that is not ours."""
     import traceback
 
+    if error is None:
+        return ""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if "penstock" not in Path(frame.filename).parts
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"penstock: stopped; what is committed stays, go on with: penstock {' '.join(words)}", file=sys.stderr)
+        print(f"penstock: stopped; what is committed stays, go on with: penstock {shlex.join(words)}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output has gone (`penstock show … | head`); that is no error of ours.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
         dataset = load(Path(args.source[0])).dataset
     else:
         dataset = options.dataset(args)
-    schema, rows = dataset.schema, dataset.head(args.rows)
+    with _prints_to_stderr():
+        schema, rows = dataset.schema, dataset.head(args.rows)
     if args.json:
         columns = {field.name: str(field.type) for field in schema}
         print(json.dumps({"schema": columns, "rows": rows}, default=_as_text))
@@ -40,6 +45,20 @@ def run(args: argparse.Namespace) -> int:
         for name, value in row.items():
             print(f"  {name:<{width}}  {_shown(value, None if args.full else WIDEST)}")
     return 0
+
+
+@contextlib.contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """What a user's function prints, from Python or below it, is not what we show."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _shown(value: Any, widest: int | None) -> str:

@@ -26,7 +26,7 @@ from penstock.budget import Budget, budget_words, format_size
 from penstock.engines.channel import Channel
 from penstock.engines.notes import Notes, Place, new_page
 from penstock.engines.task import Job, Task, Wave
-from penstock.errors import OverBudget, PenstockError, WorkerDied
+from penstock.errors import OverBudget, PenstockError, UsageError, WorkerDied
 
 SAMPLE_SECONDS = 0.01
 CHILDREN_SECONDS = 0.2
@@ -35,6 +35,7 @@ MOST_DEATHS = 3
 # A worker that comes back from a task this much heavier than it was new is replaced: allocators keep what they had.
 # About 28 MB is usual (codecs, decoders, half-filled pages) and is used again by the next task.
 RETAINED = 64 << 20
+CALLERS_HEAP = 256 << 20
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -140,9 +141,9 @@ class LocalEngine:
         self._job: bytes | None = None
         self._worker_reserved = 0
         own = memory.anonymous()
-        # Law 1 covers what Penstock was granted, not the caller's heap: a caller that already holds more than a quarter
-        # of the budget is a notebook with data in it, and only what it grows by during the run is ours.
-        self._heap = own if own > budget.allowed // 4 else 0
+        # Law 1 covers what Penstock was granted, not the caller's heap: a caller that already holds this much is a
+        # notebook with data in it, and only what it grows by during the run is ours. A command counts whole.
+        self._heap = own if own > CALLERS_HEAP else 0
 
     # -- the job, and what a worker costs before any data ---------------------------------------------------------
 
@@ -151,7 +152,14 @@ class LocalEngine:
         import cloudpickle
 
         self._retire(list(self._workers))
-        self._job = cloudpickle.dumps(job)
+        memory.release()  # what planning took and left is not what the run will hold
+        try:
+            self._job = cloudpickle.dumps(job)
+        except Exception as error:
+            raise UsageError(
+                f"a function of this pipeline cannot be sent to workers ({error})",
+                do="let it make locks, files and connections when it is called, not hold them",
+            ) from error
         self.ceiling = min(self._workers_asked, job.most_workers)
         self._start()
         while not self._workers[0].ready:

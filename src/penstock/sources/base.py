@@ -27,7 +27,7 @@ class SourceFile:
     digest: str  # of its head and tail, where footers are
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """Consecutive rows of one file: the least that a task can read by itself."""
 
@@ -39,6 +39,7 @@ class Span:
     bytes: int  # Arrow bytes, projected from metadata
     heaviest: int  # the most bytes that must be held at once to read it: pages, a block of lines
     row: int  # the most that one row can take
+    at_once: int = 0  # rows to decode at a time, where the format lets one choose
     take: int = -1  # rows to read from its start; -1: all
 
     def taking(self, rows: int) -> Span:
@@ -54,6 +55,11 @@ class ReadOptions:
     on_error: str = "raise"
     infer: str = "full"
     schema: bytes | None = None  # a serialized Arrow schema the user passed
+
+    def given_schema(self) -> pa.Schema | None:
+        import pyarrow as pa
+
+        return None if self.schema is None else pa.ipc.read_schema(pa.py_buffer(self.schema))
 
     def describe(self) -> dict[str, Any]:
         import hashlib

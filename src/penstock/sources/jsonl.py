@@ -65,7 +65,8 @@ class JsonlSource:
     def survey(self, file: SourceFile, span: Span, options: ReadOptions, notes: Notes) -> Surveyed:
         import pyarrow as pa
 
-        from penstock.sources.json_rows import check_wide, infer
+        from penstock.sources.json_rows import check_wide, infer, parse
+        from penstock.sources.lines import longest_line
 
         schema: pa.Schema | None = None
         wide: dict[str, str] = {}
@@ -83,9 +84,15 @@ class JsonlSource:
                 rows += found.rows
                 skipped += found.skipped
                 longest = max(longest, found.longest)
+            elif options.on_error == "skip":
+                given = options.given_schema() or self.schema(file, options)
+                parsed = parse(block, given, where=file.name, first_line=lines, on_error="skip", others="ignore")
+                rows += parsed.batch.num_rows
+                skipped += parsed.skipped
+                longest = max(longest, longest_line(block.data))
             else:
                 rows += block.lines - len(_BLANK.findall(block.data.removesuffix(b"\n"))) if block.data else 0
-                longest = max(longest, max(map(len, block.data.split(b"\n"))))
+                longest = max(longest, longest_line(block.data))
             lines += block.lines
             notes.count(rows_read=block.lines, bytes_read=len(block.data))
         schema = schema if schema is not None else pa.schema([])
