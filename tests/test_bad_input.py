@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from command import as_lines, called, digests, make_parquet, make_table, ok, penstock, read_back, receipt_of, refused
 
 MEMORY = ("--memory", "400MB")
@@ -63,7 +64,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-# -- what is named is not there -----------------------------------------------------------------------------------------
+# -- what is named is not there ---------------------------------------------------------------------------------------
 
 
 def test_missing_path(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_pipeline_file_that_is_not_there(tmp_path: Path) -> None:
     refused(penstock("run", tmp_path / "p.yaml"), 2, "p.yaml", "check the path")
 
 
-# -- damaged files ------------------------------------------------------------------------------------------------------
+# -- damaged files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["b.parquet", "b.jsonl", "b.jsonl.gz", "b.jsonl.zst"])
@@ -206,7 +207,7 @@ def test_schema_clash_between_jsonl_files(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == {}
 
 
-# -- destinations -------------------------------------------------------------------------------------------------------
+# -- destinations -----------------------------------------------------------------------------------------------------
 
 
 def test_destination_with_other_content(source: Path, tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def shm(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-# -- words --------------------------------------------------------------------------------------------------------------
+# -- words ------------------------------------------------------------------------------------------------------------
 
 
 def pipeline(tmp_path: Path, text: str) -> Path:

@@ -85,7 +85,10 @@ def test_another_plan_is_refused_with_what_differs(tmp_path: Path) -> None:
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     with held(tmp_path / "out" / ".penstock"):
-        with pytest.raises(Busy, match="another run is writing here.*wait") as caught, held(tmp_path / "out" / ".penstock"):
+        with (
+            pytest.raises(Busy, match="another run is writing here.*wait") as caught,
+            held(tmp_path / "out" / ".penstock"),
+        ):
             pass
         assert str(tmp_path / "out") in str(caught.value)
     with held(tmp_path / "out" / ".penstock"):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import until
 
+from command import until
 from penstock import memory
 
 MB = 1_000_000
@@ -52,9 +52,7 @@ def test_process_that_is_gone_holds_nothing() -> None:
 def test_tree_counts_all_the_way_down() -> None:
     leaf = "import sys; held = bytearray(b'x' * 50_000_000); print('up', flush=True); sys.stdin.read()"
     middle = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {leaf!r}])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", middle], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", middle], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "up\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from command import make_parquet, read_back, receipt_of, state_of
 
 import penstock as ps
+from command import make_parquet, read_back, receipt_of, state_of
 from penstock import receipt
 from penstock.receipt import Trace
 
@@ -27,7 +27,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_parquet(folder / "source", rows=4_000, files=4)
     (folder / "source" / "deep").mkdir()
     (folder / "source" / "03.parquet").rename(folder / "source" / "deep" / "03.parquet")
-    ps.read(folder / "source").filter(three_of_four).write(folder / "out", memory="400MB", max_shard_size="100kB", workers=2)
+    ps.read(folder / "source").filter(three_of_four).write(
+        folder / "out", memory="400MB", max_shard_size="100kB", workers=2
+    )
     return folder
 
 
@@ -79,8 +81,11 @@ def test_nothing_of_the_machine_or_the_user(written: Path) -> None:
 
 
 def test_plan_is_the_same_whatever_ran_it(written: Path) -> None:
-    other = ps.read(written / "source").filter(three_of_four).write(
-        written / "other", memory="2GB", max_shard_size="100kB", workers=1)
+    other = (
+        ps.read(written / "source")
+        .filter(three_of_four)
+        .write(written / "other", memory="2GB", max_shard_size="100kB", workers=1)
+    )
     first = receipt_of(written / "out")
     assert other.plan_key == first["plan_key"]
     assert other.plan == first["plan"]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from command import Ran, Running, digests, make_parquet, make_table, ok, penstock, receipt_of, refused, state_of, until
 
 import penstock as ps
+from command import Ran, Running, digests, make_parquet, make_table, ok, penstock, receipt_of, refused, state_of, until
 from penstock import run
 from penstock.errors import DestinationConflict
 
@@ -166,7 +166,7 @@ def finished_as(whole: dict[str, str], job: Job) -> None:
     assert state_of(job.out) == ["receipt.json"]
 
 
-# -- after success, and other plans -------------------------------------------------------------------------------------
+# -- after success, and other plans -----------------------------------------------------------------------------------
 
 
 def test_same_command_after_success_is_already_done(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_run_that_finished_while_another_was_planning_is_seen(tmp_path: Path, mo
     assert receipt["plan"]["write"]["max_shard_size"] == 50_000
 
 
-# -- stopped and killed -------------------------------------------------------------------------------------------------
+# -- stopped and killed -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -375,7 +375,7 @@ def test_killed_while_shards_are_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert state_of(out) == ["receipt.json"]
 
 
-# -- what changed meanwhile ---------------------------------------------------------------------------------------------
+# -- what changed meanwhile -------------------------------------------------------------------------------------------
 
 
 def test_source_file_changed_between_kill_and_resume(own_source: Job) -> None:
@@ -446,7 +446,7 @@ def test_closure_that_changed_is_noticed(tmp_path: Path) -> None:
         write(2)
 
 
-# -- torn and missing ---------------------------------------------------------------------------------------------------
+# -- torn and missing -------------------------------------------------------------------------------------------------
 
 
 def test_torn_journal_tail(half: Job, whole: dict[str, str]) -> None:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from command import as_lines, make_parquet, read_back
 
 import penstock as ps
+from command import as_lines, make_parquet, read_back
 from penstock.errors import FunctionFailed, PenstockError, SchemaClash, UsageError
 
 ROWS = 3_000
@@ -156,7 +156,7 @@ def test_wrong_arguments(call: Callable[[ps.Dataset], object], source: ps.Datase
         call(source)
 
 
-# -- sample -------------------------------------------------------------------------------------------------------------
+# -- sample -----------------------------------------------------------------------------------------------------------
 
 
 def test_sample_is_a_fair_share(folder: Path) -> None:
@@ -211,7 +211,9 @@ def test_sample_does_not_depend_on_row_groups(table: pa.Table, tmp_path: Path) -
     [
         lambda folder: ps.read(folder / "source").limit(1_000).sample(fraction=0.3, seed=1),
         lambda folder: ps.read(folder / "source").filter(pc.field("score") < 0.5).sample(fraction=0.3, seed=1),
-        lambda folder: ps.read(folder / "source").filter(pc.field("score") < 0.5).limit(900).sample(fraction=0.3, seed=1),
+        lambda folder: (
+            ps.read(folder / "source").filter(pc.field("score") < 0.5).limit(900).sample(fraction=0.3, seed=1)
+        ),
         lambda folder: ps.read(folder / "source").sample(fraction=0.5, seed=1).limit(700).sample(fraction=0.5, seed=2),
         lambda folder: ps.read(folder / "lines").sample(fraction=0.3, seed=1),
         lambda folder: ps.concat([ps.read(folder / "source"), ps.read(folder / "lines")]).sample(fraction=0.3, seed=1),
@@ -225,7 +227,7 @@ def test_sample_through_batches_and_write(made: Callable[[Path], ps.Dataset], fo
     same_both_ways(dataset, found, tmp_path / "out")
 
 
-# -- map ----------------------------------------------------------------------------------------------------------------
+# -- map --------------------------------------------------------------------------------------------------------------
 
 
 def test_map_sees_the_plans_batches(tmp_path: Path) -> None:
@@ -292,7 +294,7 @@ def test_filter_drops_nulls(tmp_path: Path) -> None:
     assert collected(dataset.filter(lambda batch: pc.greater(batch["n"], 0)))["n"].to_pylist() == [1, 3]
 
 
-# -- concat -------------------------------------------------------------------------------------------------------------
+# -- concat -----------------------------------------------------------------------------------------------------------
 
 
 def test_concat_of_the_same(source: ps.Dataset, table: pa.Table, tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_concat_of_nothing() -> None:
         ps.concat([])
 
 
-# -- text ---------------------------------------------------------------------------------------------------------------
+# -- text -------------------------------------------------------------------------------------------------------------
 
 
 def test_limit_on_text_with_malformed_lines(tmp_path: Path) -> None:

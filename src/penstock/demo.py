@@ -82,8 +82,8 @@ def demo(to: str, *, size: str, memory: str) -> int:
     peak = f"peak {format_size(used['measured'])}, projected {format_size(used['projected'])}"
     _check(used["measured"] <= allowed, f"{peak}, allowed {format_size(allowed)}")
 
-    _say("\n5. From the start, never killed, with one worker and twice the memory")
-    _penstock(folder, "run", "again.yaml", "--workers", "1", "--memory", budget_words(2 * allowed))
+    _say("\n5. From the start, never killed, with twice the memory and two workers")
+    _penstock(folder, "run", "again.yaml", "--workers", "2", "--memory", budget_words(2 * allowed))
     same, _, _ = filecmp.cmpfiles(folder / "clean", folder / "again", shards, shallow=False)
     _check(same == shards, f"the same {len(shards)} files, byte for byte")
 
@@ -153,9 +153,11 @@ def _command(*words: str) -> list[str]:
 
 def _penstock(folder: Path, *words: str, show: bool = True) -> str:
     """Run a command in the demo's folder, as a reader could type it there; what it printed."""
-    done = subprocess.run(_command(*words), cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
     if show:
-        _say(f"$ {shlex.join(['penstock', *words])}\n{done.stdout.rstrip()}")
+        _say(f"$ {shlex.join(['penstock', *words])}")
+    done = subprocess.run(_command(*words), cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
+    if show and done.stdout:
+        _say(done.stdout.rstrip())
     if done.returncode != 0:
         raise PenstockError(f"`penstock {words[0]}` ended with code {done.returncode}; its message is above")
     return done.stdout

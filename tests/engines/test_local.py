@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command import digests, make_parquet, ok, penstock, read_back, receipt_of, state_of
 
 import penstock as ps
+from command import digests, make_parquet, ok, penstock, read_back, receipt_of, state_of
 from limits import require_kernel_limits, run_limited
 from penstock.errors import FunctionFailed, OverBudget, PenstockError, WorkerDied
 
@@ -45,7 +45,7 @@ def at_row(number: int, do: Callable[[], object]) -> Callable[[Any], Any]:
     return function
 
 
-# -- death --------------------------------------------------------------------------------------------------------------
+# -- death ------------------------------------------------------------------------------------------------------------
 
 
 def test_task_that_kills_its_worker_again_and_again(source: Path, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_abort_in_a_library(source: Path, tmp_path: Path) -> None:
         ps.read(source).map(at_row(0, os.abort)).write(tmp_path / "out", **MANY_TASKS)
 
 
-# -- exceptions ---------------------------------------------------------------------------------------------------------
+# -- exceptions -------------------------------------------------------------------------------------------------------
 
 
 def test_function_that_raises(source: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_function_that_cannot_be_sent(source: Path, tmp_path: Path) -> None:
         ps.read(source).map(lambda batch: (lock, batch)[1], version="1").write(tmp_path / "out", **MANY_TASKS)
 
 
-# -- where functions come from ------------------------------------------------------------------------------------------
+# -- where functions come from ----------------------------------------------------------------------------------------
 
 SCRIPT = """
 import sys
@@ -207,7 +207,7 @@ def test_script_from_standard_input(source: Path, tmp_path: Path) -> None:
     assert len(read_back(tmp_path / "out")) == 500
 
 
-# -- memory -------------------------------------------------------------------------------------------------------------
+# -- memory -----------------------------------------------------------------------------------------------------------
 
 OVERRUN = """
 import numpy as np
@@ -220,7 +220,7 @@ def grow(batch):
 def below(batch):
     import subprocess, sys
     if batch.column("id")[0].as_py() >= 500:
-        code = "import time; held = []\\nfor _ in range(60): held.append(bytearray(b'x' * 10_000_000)); time.sleep(0.02)"
+        code = "import time; h = []\\nfor _ in range(60): h.append(bytearray(b'x' * 10_000_000)); time.sleep(0.02)"
         subprocess.run([sys.executable, "-c", code])
     return batch
 """
@@ -305,7 +305,7 @@ def test_heavy_caller_is_not_held_against_the_budget(source: Path, tmp_path: Pat
     assert held.nbytes == 400_000_000
 
 
-# -- order and silence --------------------------------------------------------------------------------------------------
+# -- order and silence ------------------------------------------------------------------------------------------------
 
 
 def test_prints_of_functions_do_not_reach_standard_output(source: Path, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(args, "json", False):
             print(json.dumps({"error": type(error).__name__, "message": str(error), "exit_code": error.exit_code}))
         print(f"penstock: {error}", file=sys.stderr)
+        if type(error) is PenstockError:  # not one of those we raise on purpose: a fault of ours
+            print(*getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"penstock: stopped; what is committed stays, go on with: penstock {shlex.join(words)}", file=sys.stderr)

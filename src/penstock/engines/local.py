@@ -79,6 +79,7 @@ class _Worker:
             [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), *map(str, fds), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a user's function prints must not mix with ours
+            process_group=0,  # Ctrl-C is the supervisor's to answer
             pass_fds=fds,
             env={**_WORKER_ENVIRONMENT, **os.environ},
         )
@@ -91,7 +92,6 @@ class _Worker:
         self.reserved = 0
         self.anonymous = 0
         self.running: _Running | None = None
-        self.ended_by_us = False
         self._children: list[int] = []
         self._looked = 0.0
 
@@ -215,7 +215,9 @@ class LocalEngine:
             elif message[0] == "out of memory":
                 on_overrun(worker, "asked for more memory than it was granted")
             else:
-                raise message[2]
+                error: PenstockError = message[2]
+                error.add_note(message[3])
+                raise error
 
         def on_overrun(worker: _Worker, how: str) -> None:
             running = worker.running
@@ -223,7 +225,7 @@ class LocalEngine:
             place, task = worker.notes.read(), running.task
             self._retire([worker])
             if task.key in alone or (not self._busy() and not wave_has_neighbours):
-                raise _over_budget(self.budget, task, place, how, running.peak)
+                raise _over_budget(self.budget, task, place, how)
             alone.add(task.key)
             queue.appendleft(task)
 
@@ -247,6 +249,7 @@ class LocalEngine:
                         where=_spot(task, place),
                         do="what is committed stays; if the kernel ended it, lower --workers or raise --memory",
                     )
+                alone.add(task.key)  # if the kernel ended it for want of memory, it must not want for it again
                 queue.appendleft(task)
             self._guard(on_overrun)
 
@@ -266,17 +269,14 @@ class LocalEngine:
                 self._retire((idle + starting)[: len(self._workers) - 1])
                 continue
             room = self.budget.grantable - self._spoken_for()
-            if idle and (task.projected <= room or (len(self._workers) == 1)):
-                if task.projected > room:
-                    self.budget.check(
-                        self._spoken_for() + task.projected, what=task.smallest_for or "this task", where=task.label
-                    )
+            # Alone with one worker every task fits: `check` has refused the others before the run.
+            if idle and (task.projected <= room or len(self._workers) == 1):
                 queue.popleft()
                 worker = idle[0]
                 worker.running = _Running(task)
                 worker.channel.send(("task", task.key, task.payload, dict(wave.shared), self.budget.allowed))
             elif idle and not running:
-                self._retire(idle[1:] or idle)
+                self._retire([*idle[1:], *starting])
             elif (
                 not idle
                 and not starting
@@ -289,9 +289,10 @@ class LocalEngine:
                 return
 
     def _spoken_for(self) -> int:
-        """What the supervisor and all workers hold or may yet take."""
+        """What the supervisor and all workers hold or may yet take. What an idle worker retains, its next task uses."""
         return self.own() + sum(
-            max(worker.grant(), worker.anonymous) if worker.ready else self._worker_reserved for worker in self._workers
+            max(worker.grant(), worker.anonymous if worker.running else 0) if worker.ready else self._worker_reserved
+            for worker in self._workers
         )
 
     def _guard(self, on_overrun: Callable[[_Worker, str], None]) -> None:
@@ -392,7 +393,7 @@ def _spot(task: Task, place: Place) -> str:
     return f"{place.step or 'start'}, {place.where or task.label}{rows}"
 
 
-def _over_budget(budget: Budget, task: Task, place: Place, how: str, peak: int) -> OverBudget:
+def _over_budget(budget: Budget, task: Task, place: Place, how: str) -> OverBudget:
     return OverBudget(
         f"the worker {how}, and --memory {budget_words(budget.allowed)} is for the whole process tree",
         where=_spot(task, place),

@@ -70,7 +70,6 @@ def _as_error(error: BaseException) -> PenstockError:
 
 def _end_with(parent: int) -> None:
     """No orphans: the kernel ends this process when its supervisor dies, however it dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
