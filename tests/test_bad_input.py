@@ -264,8 +264,9 @@ def test_full_disk_then_space_freed(how: tuple[str, ...], small_disk: Path, tmp_
         noise = pa.array([os.urandom(2_000) for _ in range(1_000)], pa.binary())
         ids = pa.array(range(at * 1_000, at * 1_000 + 1_000))
         pq.write_table(pa.table({"id": ids, "noise": noise}), source / f"{at}.parquet")
-    words = ("convert", source, small_disk / "out", "--memory", "400MB", "--max-shard-size", "2MB", *how)
-    ok(penstock("convert", source, tmp_path / "whole", "--memory", "400MB", "--max-shard-size", "2MB", *how))
+    options = ("--memory", "400MB", "--max-shard-size", "2MB", *how)
+    words: list[str | Path] = ["convert", source, small_disk / "out", *options]
+    ok(penstock("convert", source, tmp_path / "whole", *options))
     room = os.statvfs(small_disk)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(room.f_bavail * room.f_frsize - (5 << 20)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from command import as_lines, make_parquet
 from penstock import memory
-from penstock.errors import BadRow, NotFound, PenstockError, UsageError
+from penstock.errors import BadRow, NotFound, PenstockError, SchemaClash, UsageError
 from penstock.iterate import exactly
 
 
@@ -57,7 +58,7 @@ def test_wrong_batch_size(size: object, folder: Path) -> None:
 @given(sizes=st.lists(st.integers(0, 20), max_size=10), size=st.integers(1, 25))
 def test_exactly(sizes: list[int], size: int) -> None:
     ends = np.cumsum([0, *sizes])
-    given_ = [pa.record_batch({"n": pa.array(np.arange(a, b))}) for a, b in zip(ends, ends[1:], strict=False)]
+    given_ = [pa.record_batch({"n": pa.array(np.arange(a, b))}) for a, b in pairwise(ends)]
     made = list(exactly(iter(given_), size))
     assert [row for batch in made for row in batch["n"].to_pylist()] == list(range(sum(sizes)))
     assert all(batch.num_rows == size for batch in made[:-1])
@@ -147,7 +148,7 @@ def test_text_whose_type_changes_after_the_sample(tmp_path: Path) -> None:
     """`batches` knows the first few MiB alone: a later clash stops with the line, the column and what to pass."""
     padding = '{"id": 1, "text": "' + "x" * 1_000 + '", "score": 0.5}\n'
     (tmp_path / "a.jsonl").write_text(padding * 9_000 + '{"id": "late", "text": "a", "score": 0.5}\n')
-    with pytest.raises(BadRow, match=r"a\.jsonl.*9,?001.*id") as caught:
+    with pytest.raises((BadRow, SchemaClash), match=r"id.*a\.jsonl.*9,?001") as caught:
         list(ps.read(tmp_path / "a.jsonl").batches())
     assert "schema" in str(caught.value)
 
@@ -173,7 +174,7 @@ def test_hidden_and_underscored_files_are_passed_by(tmp_path: Path) -> None:
 def test_wrong_words_when_reading(folder: Path) -> None:
     for options in ({"infer": "all"}, {"on_error": "ignore"}, {"format": "csv"}):
         with pytest.raises(UsageError):
-            ps.read(folder / "source", **options).count()  # type: ignore[arg-type]
+            ps.read(folder / "source", **options).count()
     with pytest.raises(NotFound):
         ps.read([])
     (folder / "both").mkdir(exist_ok=True)

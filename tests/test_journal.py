@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from penstock.journal import Journal, difference, held
 PLAN = {"sources": [{"inputs": {"a.parquet": "11", "b.parquet": "22"}}], "write": {"format": "parquet"}}
 
 
-def journal(state: Path, *, key: str = "k", plan: dict[str, object] | None = None) -> Journal:
+def journal(state: Path, *, key: str = "k", plan: Mapping[str, object] = PLAN) -> Journal:
     state.mkdir(exist_ok=True)
-    return Journal(state, plan=plan or dict(PLAN), key=key)
+    return Journal(state, plan=plan, key=key)
 
 
 def filled(state: Path, count: int = 5) -> Path:
@@ -86,7 +87,7 @@ def test_another_plan_is_refused_with_what_differs(tmp_path: Path) -> None:
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     with held(tmp_path / "out" / ".penstock"):
         with (
-            pytest.raises(Busy, match="another run is writing here.*wait") as caught,
+            pytest.raises(Busy, match=r"another run is writing here.*wait") as caught,
             held(tmp_path / "out" / ".penstock"),
         ):
             pass

@@ -63,16 +63,18 @@ def test_pyarrow(out: Path, table: pa.Table) -> None:
 
 
 def test_polars(out: Path, table: pa.Table) -> None:
-    assert pl.read_parquet(out / "*.parquet").equals(pl.from_arrow(table))
+    assert pl.read_parquet(out / "*.parquet").equals(pl.DataFrame(table))
     assert pl.scan_parquet(out).filter(pl.col("id") == 2_345).collect()["score"].to_list() == [
         table["score"][2_345].as_py()
     ]
 
 
 def test_duckdb(out: Path, table: pa.Table) -> None:
-    found = duckdb.sql(f"select * from read_parquet('{out}/*.parquet') order by id").to_arrow_table()
+    connection = duckdb.connect()
+    found = connection.execute(f"select * from read_parquet('{out}/*.parquet') order by id").to_arrow_table()
     assert found.to_pylist() == table.to_pylist()
-    assert duckdb.sql(f"select count(*) from '{out}/*.parquet' where id between 100 and 199").fetchall() == [(100,)]
+    few = connection.execute(f"select count(*) from '{out}/*.parquet' where id between 100 and 199")
+    assert few.fetchall() == [(100,)]
 
 
 def test_pandas(out: Path, table: pa.Table) -> None:

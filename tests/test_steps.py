@@ -50,6 +50,13 @@ def same_both_ways(dataset: ps.Dataset, expected: pa.Table, out: Path, **options
     assert made.rows["written"] == len(expected)
 
 
+LOW = pc.field("score") < 0.25
+
+
+def doubled(columns: dict[str, Any]) -> dict[str, Any]:
+    return {"n": columns["id"] * 2}
+
+
 STEPS: dict[str, tuple[Callable[[ps.Dataset], ps.Dataset], Callable[[pa.Table], pa.Table]]] = {
     "select": (lambda d: d.select(["score", "id"]), lambda t: t.select(["score", "id"])),
     "select one": (lambda d: d.select("text"), lambda t: t.select(["text"])),
@@ -68,7 +75,7 @@ STEPS: dict[str, tuple[Callable[[ps.Dataset], ps.Dataset], Callable[[pa.Table], 
     "limit of nothing": (lambda d: d.limit(0), lambda t: t.slice(0, 0)),
     "limit beyond the end": (lambda d: d.limit(10**9), lambda t: t),
     "limit twice": (lambda d: d.limit(2_000).limit(1_500), lambda t: t.slice(0, 1_500)),
-    "filter by expression": (lambda d: d.filter(pc.field("score") < 0.25), lambda t: t.filter(pc.field("score") < 0.25)),
+    "filter by expression": (lambda d: d.filter(LOW), lambda t: t.filter(LOW)),
     "filter by function": (
         lambda d: d.filter(lambda batch: pc.less(batch["score"], 0.25)),
         lambda t: t.filter(pc.less(t["score"], 0.25)),
@@ -95,7 +102,7 @@ STEPS: dict[str, tuple[Callable[[ps.Dataset], ps.Dataset], Callable[[pa.Table], 
         lambda t: pa.table({"id": np.repeat(np.arange(ROWS), 2)}),
     ),
     "map then limit then map": (
-        lambda d: d.map(lambda c: {"n": c["id"] * 2}, format="numpy").limit(10).map(lambda c: {"n": c["n"] + 1}, format="numpy"),
+        lambda d: d.map(doubled, format="numpy").limit(10).map(lambda c: {"n": c["n"] + 1}, format="numpy"),
         lambda t: pa.table({"n": np.arange(10) * 2 + 1}),
     ),
 }  # fmt: skip
@@ -356,7 +363,7 @@ def test_limit_on_text_with_malformed_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     good = [at for at in range(30) if at % 3][:10]
     for at, options in enumerate(({}, {"infer": "sample"}, {"schema": pa.schema([("n", pa.int64())])})):
-        dataset = ps.read(tmp_path / "a.jsonl", on_error="skip", **options).limit(10)  # type: ignore[arg-type]
+        dataset = ps.read(tmp_path / "a.jsonl", on_error="skip", **options).limit(10)
         assert collected(dataset)["n"].to_pylist() == good
         dataset.write(tmp_path / f"out{at}", memory="400MB", workers=1)
         assert read_back(tmp_path / f"out{at}")["n"].to_pylist() == good

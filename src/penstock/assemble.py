@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,24 +15,28 @@ from penstock.sinks import sink_of
 from penstock.sinks.base import Fragment
 
 
-def group_fragments(fragments: Sequence[Fragment], max_bytes: int) -> list[list[Fragment]]:
-    """Neighbours together while they fit one shard: a rule that looks at sizes alone.
+def group_sizes(sizes: Sequence[int], most: int) -> list[int]:
+    """How many neighbours go together into each shard while they fit one: a rule that looks at sizes alone.
 
-    >>> sizes = [200, 200, 200, 500, 10, 20]
-    >>> made = group_fragments([Fragment("f", 1, size, size, "") for size in sizes], 500)
-    >>> [[f.bytes for f in group] for group in made]
-    [[200, 200], [200], [500], [10, 20]]
+    >>> group_sizes([200, 200, 200, 500, 10, 20], 500)
+    [2, 1, 1, 2]
     """
-    groups: list[list[Fragment]] = []
-    size = 0
-    for fragment in fragments:
-        if groups and size + fragment.bytes <= max_bytes:
-            groups[-1].append(fragment)
-            size += fragment.bytes
+    groups: list[int] = []
+    held = 0
+    for size in sizes:
+        if groups and held + size <= most:
+            groups[-1] += 1
+            held += size
         else:
-            groups.append([fragment])
-            size = fragment.bytes
+            groups.append(1)
+            held = size
     return groups
+
+
+def group_fragments(fragments: Sequence[Fragment], most: int) -> list[list[Fragment]]:
+    """Fragments by the shard they go into."""
+    left = iter(fragments)
+    return [list(islice(left, count)) for count in group_sizes([one.bytes for one in fragments], most)]
 
 
 @dataclass(frozen=True)

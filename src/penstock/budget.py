@@ -82,7 +82,8 @@ class Budget:
         if needed > self.grantable:
             smallest = smallest_budget(needed)
             raise DoesNotFit(
-                f"{what} needs {format_size(needed)}, and --memory {budget_words(self.allowed)} does not hold it",
+                f"{what} needs {format_size(needed)} beside a margin of {format_size(self.margin)},"
+                f" and --memory {budget_words(self.allowed)} does not hold it",
                 where=where,
                 do=f"the smallest budget that works is --memory {budget_words(smallest)}" + (f", {do}" if do else ""),
             )

@@ -18,6 +18,7 @@ from penstock.sources.base import ReadOptions
 from penstock.sources.local import Paths, find
 from penstock.steps import make_step
 from penstock.steps.base import Step
+from penstock.steps.limit import Limit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +59,8 @@ def read(
         raise UsageError(f'infer is "full" or "sample", not {infer!r}')
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error is "raise" or "skip", not {on_error!r}')
+    if not isinstance(source, str | os.PathLike | list | tuple):
+        raise UsageError(f"reads paths; {type(source).__name__} is not one", where="read")
     found = find(source, format=format)
     names = None if columns is None else tuple([columns] if isinstance(columns, str) else columns)
     given = None if schema is None else schema.serialize().to_pybytes()
@@ -70,7 +73,15 @@ def concat(datasets: Iterable[Dataset]) -> Dataset:
     parts = list(datasets)
     if not parts:
         raise UsageError("concat needs at least one dataset")
-    return Dataset(tuple(chain for part in parts for chain in part._chains))
+    return Dataset(tuple(chain for part in parts for chain in _own_limits(part._chains)))
+
+
+def _own_limits(chains: tuple[Chain, ...]) -> Iterator[Chain]:
+    """Chains whose limits are theirs alone: the same part given twice is limited twice."""
+    copies: dict[int, Step] = {}
+    for chain in chains:
+        steps = (copies.setdefault(id(s), replace(s)) if isinstance(s, Limit) else s for s in chain.steps)
+        yield replace(chain, steps=tuple(steps))
 
 
 class Dataset:
@@ -78,6 +89,13 @@ class Dataset:
 
     def __init__(self, chains: tuple[Chain, ...]) -> None:
         self._chains = chains
+
+    def __repr__(self) -> str:
+        parts = [
+            " -> ".join([f"{len(chain.read.files)} {chain.read.format} files", *(step.name for step in chain.steps)])
+            for chain in self._chains
+        ]
+        return f"<penstock.Dataset: {' + '.join(parts)}>"
 
     def _with(self, step: Step) -> Dataset:
         return Dataset(tuple(replace(chain, steps=(*chain.steps, step)) for chain in self._chains))
@@ -170,13 +188,19 @@ class Dataset:
         return count(self._chains)
 
     def explain(
-        self, to: str | os.PathLike[str] | None = None, *, memory: str | int | None = None, workers: int | None = None,
-        **options: Any,
-    ) -> str:  # fmt: skip
+        self,
+        *,
+        memory: str | int | None = None,
+        workers: int | None = None,
+        max_shard_size: str | int = DEFAULT_SHARD,
+        format: str = "parquet",
+        rewrite: bool = False,
+    ) -> str:
         """The plan of a `write`, in words: passes, projected peak, disk and shards. Opens no data it need not."""
         from penstock.explain import explain
 
-        return explain(self._chains, write_options(**options), resolve_budget(memory), worker_count(workers)).text()
+        what = write_options(max_shard_size=max_shard_size, format=format, rewrite=rewrite)
+        return explain(self._chains, what, resolve_budget(memory), worker_count(workers)).text()
 
     # -- writing --------------------------------------------------------------------------------------------------
 

@@ -70,11 +70,16 @@ class Destination:
         return any(entry.name != receipt.NAME for entry in self.state.iterdir())
 
     def sweep(self, known: Collection[str]) -> None:
-        for entry in self.work.iterdir() if self.work.exists() else ():
+        """Take away halves of files, and fragments whose task did not commit."""
+        for entry in self.work.iterdir():
             if entry.name not in known:
                 entry.unlink()
-        for entry in self.state.glob(".*.tmp"):
-            entry.unlink()
+        self.sweep_halves()
+
+    def sweep_halves(self) -> None:
+        for folder in (self.work, self.state):
+            for entry in folder.glob(".*.tmp"):
+                entry.unlink()
 
     def elsewhere(self) -> bool:
         """Whether work lies on another file system, from where nothing can be renamed into place."""

@@ -84,9 +84,3 @@ class DiskFull(PenstockError):
 
 class Busy(PenstockError):
     """Another run holds this destination."""
-
-
-class Interrupted(PenstockError):
-    """Ctrl-C or SIGTERM: stopped cleanly, committed work kept."""
-
-    exit_code = 130

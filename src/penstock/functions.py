@@ -85,6 +85,15 @@ def describe(fn: Callable[..., object]) -> str:
     return f"{name} ({module})"
 
 
+def name_of(fn: Callable[..., object]) -> str:
+    """A function's own name: what a plan shows, wherever the function stands.
+
+    >>> name_of(len)
+    'len'
+    """
+    return describe(fn).partition(" (")[0]
+
+
 class _NoFingerprintError(Exception):
     """A value with no content to go by; the text says which."""
 

@@ -73,6 +73,11 @@ class Journal:
             sync_folder(self.state)
             return
         head = lines[0]
+        if head.get("plan_key") != key and not any(line.get("key", "").startswith("task/") for line in lines[1:]):
+            # Another plan that had not yet written a row: there is nothing to lose, so it gives way.
+            os.ftruncate(self._fd, 0)
+            self._append({"format": FORMAT, "plan": dict(plan), "plan_key": key})
+            return
         if head.get("plan_key") != key or head.get("format") != FORMAT:
             os.close(self._fd)
             raise DestinationConflict(
@@ -134,7 +139,12 @@ def _differences(old: object, new: object, at: str) -> list[str]:
         return [
             line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in _differences(a, b, f"{at}[{i}]")
         ]
-    return [] if old == new else [f"{at} was {_short(old)}, is now {_short(new)}"]
+    if old == new:
+        return []
+    _, is_input, name = at.partition(".inputs.")
+    if is_input:
+        return [f"input {name} " + ("is new" if old is None else "is gone" if new is None else "has changed")]
+    return [f"{at} was {_short(old)}, is now {_short(new)}"]
 
 
 def _short(value: object) -> str:

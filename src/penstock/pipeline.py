@@ -37,6 +37,8 @@ def load(path: Path) -> Pipeline:
         words = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise NotFound("there is no such pipeline file", where=str(path), do="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read ({error})", where=str(path)) from None
     except yaml.YAMLError as error:
         raise UsageError(f"is not YAML ({' '.join(str(error).split())})", where=str(path)) from None
     if not isinstance(words, dict):
@@ -88,11 +90,17 @@ def _step(dataset: Dataset, entry: Any, where: str, folder: Path) -> Dataset:
         if name in ("map", "filter"):
             words = {"fn": words} if isinstance(words, str) else dict(words)
             return method(_function(words.pop("fn", None), where, folder), **words)  # type: ignore[no-any-return]
+        if name == "sample" and not isinstance(words, dict):
+            return method(fraction=words)  # type: ignore[no-any-return]
         if name == "rename" or not isinstance(words, dict):
             return method(words)  # type: ignore[no-any-return]
         return method(**words)  # type: ignore[no-any-return]
     except TypeError as error:
         raise UsageError(f"{name}: {error}", where=where) from None
+    except UsageError as error:
+        raise UsageError(
+            f"{error.where}: {error.what}" if error.where else error.what, where=where, do=error.do
+        ) from None
 
 
 def _function(name: Any, where: str, folder: Path) -> Any:

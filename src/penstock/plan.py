@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.assemble import group_sizes
 from penstock.engines.task import Task
+from penstock.errors import UsageError
 from penstock.parquet import splice as splicing
 from penstock.parquet.footer import Footer, read_footer
 from penstock.sinks import sink_of
 from penstock.sources import source_of
 from penstock.sources.base import ReadOptions, SourceFile, Span, Surveyed
 from penstock.splice import SpliceJob, moved_metadata
-from penstock.stage import Branch, Piece, Schemas, StageJob
+from penstock.stage import Branch, Piece, Schemas, StageJob, even_share
 from penstock.steps.base import Step
 from penstock.steps.columns import MovesColumns
 from penstock.steps.limit import Limit
@@ -271,8 +273,8 @@ def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, name: str
         why=why,
         rows=sum(s.rows if s.take < 0 else s.take for one in spans for s in one) if known else -1,
         bytes=total,
-        stored=int(total * _stored_share(chains, write)),
-        shards=max(1, -(-total // write.max_shard)),
+        stored=int(total * _stored_share(chains, write, total)),
+        shards=_count_shards([piece.bytes for piece in pieces], write.max_shard),
     )
 
 
@@ -295,6 +297,12 @@ def branches_of(
         steps = tuple(step for step in chain.steps if not isinstance(step, Limit))
         branches.append(Branch(chain.read.format, options, schema, steps, first, chain.base, chain.dense))
     ends = [Schemas(branch, {}).last() for branch in branches]
+    if any(end is None for end in ends) and not _end_alike(branches):
+        raise UsageError(
+            "only running can tell the columns of a map in one of these datasets",
+            where="concat",
+            do="pass schema= to it",
+        )
     if len(branches) > 1 and all(end is not None for end in ends):
         one = _one_schema(chains, [end for end in ends if end is not None])
         branches = [
@@ -302,6 +310,19 @@ def branches_of(
             for branch, end in zip(branches, ends, strict=True)
         ]
     return tuple(branches), limit_rows(chains, spans), tuple(files)
+
+
+def _end_alike(branches: Sequence[Branch]) -> bool:
+    """Whether all end with the very same steps, from the last whose schema only running can tell."""
+    ends = []
+    for branch in branches:
+        unknown = [
+            at
+            for at, step in enumerate(branch.steps)
+            if step.name == "map" and step.schema_after(branch.schema) is None
+        ]
+        ends.append([id(step) for step in branch.steps[max(unknown, default=len(branch.steps)) :]])
+    return all(end == ends[0] for end in ends)
 
 
 def _pruned(chain: Chain, schema: pa.Schema) -> tuple[pa.Schema, ReadOptions]:
@@ -369,10 +390,22 @@ def _cost(piece: Piece, branch: Branch, write: Write) -> tuple[int, Span]:
     return OVERHEAD + cost + cost // 32, heaviest
 
 
-def _stored_share(chains: Sequence[Chain], write: Write) -> float:
+def _count_shards(pieces: Sequence[int], max_shard: int) -> int:
+    """Shards that pieces of these sizes will make if every row stays: cut evenly, then neighbours put together."""
+    fragments: list[int] = []
+    for size in pieces:
+        share = even_share(size, max_shard)
+        whole, rest = divmod(size, share)
+        fragments += [share] * whole + [rest] * (rest > 0)
+    return max(1, len(group_sizes(fragments, max_shard)))
+
+
+def _stored_share(chains: Sequence[Chain], write: Write, total: int) -> float:
     """Bytes on disk per Arrow byte, guessed: as the source's where it is Parquet, else as zstd does on text."""
     if write.format == "jsonl":
         return 1.1
+    if write.format == "parquet" and all(chain.read.format == "parquet" for chain in chains):
+        return min(1.1, sum(file.bytes for chain in chains for file in chain.read.files) / max(1, total))
     return 0.45
 
 

@@ -48,7 +48,7 @@ def load(state: Path) -> Receipt | None:
     """The receipt in a state folder, if there is one that can be read."""
     try:
         stored = json.loads((state / NAME).read_bytes())
-        return Receipt(**stored) if stored.get("format") == FORMAT else None
+        return Receipt(**stored) if isinstance(stored, dict) and stored.get("format") == FORMAT else None
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 

@@ -16,7 +16,7 @@ from typing import Any
 from penstock import receipt
 from penstock.assemble import group_fragments
 from penstock.budget import Budget, budget_words, format_size
-from penstock.destination import Destination, check_destination, check_still_there, fragment_names
+from penstock.destination import Destination, check_destination, check_still_there
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Job, Result, Task
 from penstock.errors import Busy, DestinationConflict, DiskFull, UsageError
@@ -84,7 +84,7 @@ def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *,
                     shards, results = run.go(Crew(engine, journal, meter, place), ready)
                 except BaseException:
                     engine.close()
-                    place.sweep(fragment_names(journal))
+                    place.sweep_halves()
                     raise
             listed = place.name_shards(shards, sink_of(what.format).ending)
             made = _receipt(chains, description, key, settings, meter, engine, listed, results)
@@ -135,15 +135,17 @@ class _Run:
     def go(self, crew: Crew, ready: Pass | None) -> tuple[list[Fragment], list[Result]]:
         """The shards of the output and the results of the tasks that made them."""
         chains = self.chains
+        earlier: list[Result] = []
         at = 0
         while (limit := first_dynamic_limit(chains)) is not None:
-            chains = self._materialise(crew, chains, limit, f"p{at}")
+            chains, results = self._materialise(crew, chains, limit, f"p{at}")
+            earlier += results
             at += 1
         final = ready or self._plan(chains, self._survey(crew, chains, f"p{at}"), f"p{at}", self.what)
         results = run_pass(crew, final)
         fragments = _fragments(results) or [self._empty(crew, final, self.what.format)]
         groups = [[one] for one in fragments] if final.spliced else group_fragments(fragments, self.what.max_shard)
-        return assemble(crew, groups, self.what.format), results
+        return assemble(crew, groups, self.what.format), earlier + results
 
     def _plan(self, chains: Sequence[Chain], surveys: Surveys, name: str, what: Write) -> Pass:
         """Plan a pass, measure what its job reserves in a first worker, and refuse what fits in no way."""
@@ -164,20 +166,22 @@ class _Run:
         self._prepare(*found)
         return survey(crew, *found)
 
-    def _materialise(self, crew: Crew, chains: Sequence[Chain], limit: Limit, name: str) -> tuple[Chain, ...]:
+    def _materialise(
+        self, crew: Crew, chains: Sequence[Chain], limit: Limit, name: str
+    ) -> tuple[tuple[Chain, ...], list[Result]]:
         """Run the chains up to a limit that only running can count off; they become one chain that reads the result."""
         place = {at: stop for at, chain in enumerate(chains) if (stop := chain.place_of(limit)) is not None}
         before = [replace(chains[at], steps=chains[at].steps[:stop]) for at, stop in place.items()]
         what = Write("parquet", self.what.max_shard, rewrite=True)
         planned = self._plan(before, self._survey(crew, before, name), name, what)
-        fragments = _fragments(run_pass(crew, planned, enough=limit.rows))
+        results = run_pass(crew, planned, enough=limit.rows)
+        fragments = _fragments(results)
         files = tuple(self._as_source(one) for one in fragments or [self._empty(crew, planned, "parquet")])
         first = next(iter(place))
         steps = chains[first].steps[place[first] :]
         after = Chain(Read(files, "parquet", ReadOptions()), steps, chains[first].base, dense=True)
-        return tuple(
-            after if at == first else chain for at, chain in enumerate(chains) if at == first or at not in place
-        )
+        kept = (after if at == first else chain for at, chain in enumerate(chains) if at == first or at not in place)
+        return tuple(kept), results
 
     def _as_source(self, fragment: Fragment) -> SourceFile:
         path = self.place.work / fragment.name

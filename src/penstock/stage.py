@@ -55,6 +55,16 @@ class Piece:
         return sum(span.bytes for span in self.spans)
 
 
+def even_share(size: int, most: int) -> int:
+    """What each of the fewest equal parts of `size` may hold: a piece a little over a shard makes no crumb.
+
+    >>> even_share(520, 500), even_share(90, 500)
+    (273, 500)
+    """
+    parts = -(-size // most)
+    return most if parts <= 1 else min(most, size // parts * 21 // 20)
+
+
 class Schemas:
     """The schema after each step of a branch: known from the plan, or learned from a map's first batch."""
 
@@ -232,9 +242,8 @@ class StageJob:
             ) as batches:
                 for rows in batches:
                     if writer is None:
-                        writer = FragmentWriter(
-                            sink, Path(self.folder), stem, rows.batch.schema, max_bytes=self.max_shard
-                        )
+                        most = even_share(piece.bytes, self.max_shard)
+                        writer = FragmentWriter(sink, Path(self.folder), stem, rows.batch.schema, max_bytes=most)
                     notes.at(f"write {self.format}", rows=(rows.first, rows.stop))
                     writer.write(rows.batch)
                     written += rows.batch.num_rows
@@ -245,7 +254,7 @@ class StageJob:
                 writer.close()
         return {
             "fragments": [fragment.as_record() for fragment in fragments],
-            "read": counts.read,
+            "read": 0 if branch.dense else counts.read,  # rows of a pass before were read there
             "written": written,
             "dropped": counts.dropped,
             "first_error": counts.first_error,

@@ -87,6 +87,7 @@ def run_pass(crew: Crew, planned: Pass, *, enough: int | None = None) -> list[Re
     """Run a pass; the results of all its tasks, in order, or of as many as hold enough rows."""
     records = crew.journal.records
     learned = learned_schemas(crew.journal, planned.name)
+    _share(planned.job, learned)
     branch_of = {} if planned.spliced else {task.key: task.payload[1].branch for task in planned.tasks}
     unknown = _unknown_schemas(planned.job)
 
@@ -98,12 +99,12 @@ def run_pass(crew: Crew, planned: Pass, *, enough: int | None = None) -> list[Re
             key = f"learned/{planned.name}/{branch}/{at}"
             crew.journal.commit(key, {"branch": branch, "at": at, "schema": text})
             learned[(branch, at)] = schema
+            _share(planned.job, learned)
 
     def may_start(task: Task, running: list[Task]) -> bool:
-        """Until a map's schema is known, one task of its branch runs alone: its first batch tells."""
+        """Until the schemas of a branch's maps are known, a task of it runs alone: its first batch tells."""
         branch = branch_of.get(task.key, -1)
-        known = all((branch, at) in learned for at in unknown.get(branch, ()))
-        return known or all(branch_of[other.key] != branch for other in running)
+        return not running or all((branch, at) in learned for at in unknown.get(branch, ()))
 
     def has_enough() -> bool:
         if enough is None:
@@ -165,6 +166,15 @@ def learned_schemas(journal: Journal, name: str) -> Learned:
             stored = pa.py_buffer(base64.b64decode(record["schema"]))
             found[(record["branch"], record["at"])] = pa.ipc.read_schema(stored)
     return found
+
+
+def _share(job: Job, learned: Learned) -> None:
+    """A step that several branches have, after a concatenation, gives one schema: what one learned, all know."""
+    if isinstance(job, StageJob):
+        for (branch, at), schema in list(learned.items()):
+            for other, steps in enumerate(branch.steps for branch in job.branches):
+                if len(steps) >= -at and steps[at] is job.branches[branch].steps[at]:
+                    learned.setdefault((other, at), schema)
 
 
 def _unknown_schemas(job: Job) -> dict[int, list[int]]:

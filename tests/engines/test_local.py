@@ -22,7 +22,7 @@ from command import digests, make_parquet, ok, penstock, read_back, receipt_of, 
 from limits import require_kernel_limits, run_limited
 from penstock.errors import FunctionFailed, OverBudget, PenstockError, WorkerDied
 
-MANY_TASKS = {"memory": "400MB", "max_shard_size": "30kB", "workers": 2}
+MANY_TASKS: dict[str, Any] = {"memory": "400MB", "max_shard_size": "30kB", "workers": 2}
 
 
 @pytest.fixture(scope="module")

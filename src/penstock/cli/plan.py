@@ -12,8 +12,12 @@ HELP = "say what a conversion or a pipeline.yaml would do, and the memory, disk 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="what would be read, or a pipeline.yaml")
-    parser.add_argument("dest", metavar="DEST", nargs="?", help="where it would be written")
+    parser.add_argument(
+        "words",
+        metavar="SOURCE [DEST]",
+        nargs="+",
+        help="what would be read and, last, where it would be written; or a pipeline.yaml",
+    )
     options.add_reading(parser)
     options.add_writing(parser)
     options.add_running(parser)
@@ -24,16 +28,19 @@ def run(args: argparse.Namespace) -> int:
     from penstock.dataset import worker_count, write_options
     from penstock.explain import explain
 
-    if args.source.endswith((".yaml", ".yml")):
+    source = args.words[0]
+    if source.endswith((".yaml", ".yml")):
         from penstock.pipeline import load
 
-        pipeline = load(Path(args.source))
-        chains, write, to = pipeline.dataset._chains, pipeline.write, pipeline.to
+        pipeline = load(Path(source))
+        chains, write = pipeline.dataset._chains, pipeline.write
+        to: str | None = pipeline.to
         what = write_options(**{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write})
         memory = args.memory or pipeline.run.get("memory")
     else:
-        args.source = [args.source]
-        chains, to, memory = options.dataset(args)._chains, args.dest, args.memory
+        to = args.words.pop() if len(args.words) > 1 else None
+        args.source = args.words
+        chains, memory = options.dataset(args)._chains, args.memory
         what = write_options(max_shard_size=args.max_shard_size, format=args.format, rewrite=args.rewrite)
     if to is not None:
         from penstock.destination import check_destination

@@ -14,6 +14,7 @@ from penstock.meter import Status
 LIVE_SECONDS = 0.1
 PLAIN_SECONDS = 10.0
 BAR = 24
+WIDE = 120  # columns from which there is room for a bar
 
 
 class Progress:
@@ -48,14 +49,16 @@ class Progress:
         fresh = status.done - self._phase_done
         rate = fresh / spent if spent > 0.5 and fresh > 0 else 0.0
         left = (status.total - status.done) / rate if rate else 0.0
+        # What must be seen comes first: a narrow terminal cuts the line.
         parts = [
             f"{status.phase:<8}",
-            *([_bar(share)] if self._live else []),
+            *([_bar(share)] if self._live and shutil.get_terminal_size().columns >= WIDE else []),
             f"{share:4.0%}",
+            f"memory {format_size(status.anonymous)} of {format_size(status.allowed)}",
+            *([f"{_clock(left)} left"] if rate else []),
             f"{status.rows:,} rows",
             f"{format_size(status.done)} of {format_size(status.total)}",
-            *([f"{format_size(rate)}/s", f"{_clock(left)} left"] if rate else []),
-            f"memory {format_size(status.anonymous)} of {format_size(status.allowed)}",
+            *([f"{format_size(rate)}/s"] if rate else []),
             f"{status.workers} worker{'s' if status.workers != 1 else ''}",
         ]
         return "  ".join(parts)

@@ -20,7 +20,7 @@ def report(receipt: Receipt, to: str, *, as_json: bool) -> None:
     memory = receipt.memory
     print(f"wrote {to}: {receipt.rows['written']:,} rows in {shards}, {format_size(stored)}, {receipt.seconds:.1f} s")
     for reason, rows in receipt.rows["dropped"].items():
-        print(f"dropped {rows:,} rows: {reason}")
+        print(f"dropped {rows:,} row{'s' if rows != 1 else ''}: {reason}")
     if receipt.rows.get("first_error"):
         print(f"first malformed row: {receipt.rows['first_error']}")
     print(

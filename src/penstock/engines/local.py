@@ -35,7 +35,7 @@ MOST_DEATHS = 3
 # A worker that comes back from a task this much heavier than it was new is replaced: allocators keep what they had.
 # About 28 MB is usual (codecs, decoders, half-filled pages) and is used again by the next task.
 RETAINED = 64 << 20
-CALLERS_HEAP = 256 << 20
+CALLERS_HEAP = 128 << 20
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -245,7 +245,7 @@ class LocalEngine:
                 deaths[task.key] = deaths.get(task.key, 0) + 1
                 if deaths[task.key] >= MOST_DEATHS:
                     raise WorkerDied(
-                        f"the worker {_how_it_ended(code)} {MOST_DEATHS} times here",
+                        f"the worker {_how_it_ended(code)}, {MOST_DEATHS} times here",
                         where=_spot(task, place),
                         do="what is committed stays; if the kernel ended it, lower --workers or raise --memory",
                     )
@@ -397,7 +397,8 @@ def _over_budget(budget: Budget, task: Task, place: Place, how: str) -> OverBudg
     return OverBudget(
         f"the worker {how}, and --memory {budget_words(budget.allowed)} is for the whole process tree",
         where=_spot(task, place),
-        do="make the function take less at once, or raise --memory; what is committed stays",
+        do=("make the function take less at once, or " if place.step.startswith("step") else "")
+        + "raise --memory; what is committed stays",
     )
 
 

@@ -28,6 +28,8 @@ class Found:
 
 def find(paths: Paths, *, format: str | None) -> Found:
     """Every file that the user's words stand for, in order."""
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"format {format!r} is not known; one of {', '.join(FORMATS)}")
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise NotFound("no input was named", do="pass a path, a glob or a folder")
@@ -37,14 +39,16 @@ def find(paths: Paths, *, format: str | None) -> Found:
         formats.setdefault(format or format_of(name) or "", name)
     if "" in formats:
         raise UsageError(
-            "its ending tells no format Penstock knows", where=formats[""], do=f"pass format= ({', '.join(FORMATS)})"
+            "its ending tells no format Penstock knows",
+            where=formats[""],
+            do=f"pass format= (--input-format): {', '.join(FORMATS)}",
         )
     if len(formats) > 1:
         a, b = list(formats)[:2]
         raise UsageError(
             f"{formats[a]} is {a} and {formats[b]} is {b}",
             where=_word(given),
-            do="pass format= to read one of them, or ps.concat() two reads",
+            do="pass format= (--input-format) to read one of them",
         )
     folders = tuple(os.path.realpath(one) for one in given if Path(one).is_dir())
     return Found(tuple(_stat(path, name) for path, name in named), next(iter(formats)), folders)
@@ -63,6 +67,8 @@ def check_unchanged(file: SourceFile) -> None:
 def _expand(path: str, format: str | None) -> list[tuple[str, str]]:
     """(absolute path, name to show) of every file that one word of the user's stands for."""
     where = Path(path)
+    if "://" in path and not where.exists():
+        raise UsageError("remote paths are not read yet", where=path, do="fetch the files first")
     if where.is_dir():
         endings = FORMATS.get(format, ("",)) if format else tuple(e for ends in FORMATS.values() for e in ends)
         # Hidden and underscored names are other tools' bookkeeping; every reader of folders passes them by.

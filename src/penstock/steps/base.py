@@ -16,7 +16,10 @@ class Step(Protocol):
     name: ClassVar[str]
     keeps_rows: ClassVar[bool]  # every row in is one row out, in order
     moves_columns: ClassVar[bool]  # names and order of columns alone: nothing needs decoding
-    calls_user: ClassVar[bool]  # runs a user's function, whose cost only running can tell
+
+    @property
+    def calls_user(self) -> bool:
+        """Whether it runs a user's function, whose cost only running can tell."""
 
     def describe(self) -> dict[str, Any]:
         """Its words and values, JSON-able; a function by its fingerprint."""

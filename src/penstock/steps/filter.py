@@ -6,29 +6,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from penstock.errors import FunctionFailed, UsageError
-from penstock.functions import describe, fingerprint
+import pyarrow as pa
+import pyarrow.acero as acero
+import pyarrow.compute as pc
+
+from penstock.errors import UsageError
+from penstock.functions import fingerprint, name_of
 from penstock.steps.map import FORMAT_COST, check_format
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.rows import Rows
 
 
 @dataclass(frozen=True)
 class Filter:
-    fn: Callable[[Any], object] | pa.compute.Expression
+    fn: Callable[[Any], object] | pc.Expression
     format: str
     version: str | None = None
     name: ClassVar[str] = "filter"
     keeps_rows: ClassVar[bool] = False
     moves_columns: ClassVar[bool] = False
-    calls_user: ClassVar[bool] = True
+
+    @property
+    def calls_user(self) -> bool:
+        return not _is_expression(self.fn)
 
     @classmethod
     def make(
-        cls, fn: Callable[[Any], object] | pa.compute.Expression, format: str = "arrow", version: str | None = None
+        cls, fn: Callable[[Any], object] | pc.Expression, format: str = "arrow", version: str | None = None
     ) -> Filter:
         if not callable(fn) and not _is_expression(fn):
             raise UsageError(f"takes a function or an Arrow expression, not {type(fn).__name__}", where="filter")
@@ -39,9 +44,15 @@ class Filter:
         if _is_expression(self.fn):
             return {"expression": str(self.fn)}
         assert callable(self.fn)
-        return {"fn": describe(self.fn), "code": self.version or fingerprint(self.fn), "format": self.format}
+        return {"fn": name_of(self.fn), "code": self.version or fingerprint(self.fn), "format": self.format}
 
     def schema_after(self, schema: pa.Schema) -> pa.Schema:
+        if _is_expression(self.fn):
+            try:
+                _evaluated(self.fn, schema.empty_table())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                reason = str(error).splitlines()[0]
+                raise UsageError(f"{self.fn} cannot be evaluated ({reason})", where="filter") from None
         return schema
 
     def apply(self, rows: Rows, schema: pa.Schema | None) -> Rows:
@@ -49,28 +60,22 @@ class Filter:
 
         if not _is_expression(self.fn):
             return rows.keep(call_filter(self.fn, rows.batch, self.format))
-        import pyarrow as pa
-        import pyarrow.acero as acero
-        import pyarrow.compute as pc
-
-        table = pa.Table.from_batches([rows.batch])
-        plan = acero.Declaration.from_sequence(
-            [
-                acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
-                acero.Declaration("project", acero.ProjectNodeOptions([self.fn], ["keep"])),
-            ]
-        )
-        try:
-            mask = plan.to_table(use_threads=False).column("keep").combine_chunks()
-            return rows.keep(pc.fill_null(mask, False))
-        except pa.ArrowInvalid as error:
-            raise FunctionFailed(f"the expression {self.fn} cannot be evaluated: {error}") from error
+        return rows.keep(_evaluated(self.fn, pa.Table.from_batches([rows.batch])))
 
     def cost(self, batch: int) -> int:
         return batch + FORMAT_COST[self.format] * batch
 
 
 def _is_expression(fn: object) -> bool:
-    import pyarrow.compute as pc
-
     return isinstance(fn, pc.Expression)
+
+
+def _evaluated(expression: pc.Expression, table: pa.Table) -> pa.BooleanArray:
+    """The rows of a table an Arrow expression is true for; null counts as false."""
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions([expression], ["keep"])),
+        ]
+    )
+    return pc.fill_null(plan.to_table(use_threads=False).column("keep").combine_chunks().cast(pa.bool_()), False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import UsageError
-from penstock.functions import describe, fingerprint
+from penstock.functions import fingerprint, name_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ class Map:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "fn": describe(self.fn),
+            "fn": name_of(self.fn),
             "code": self.version or fingerprint(self.fn),
             "format": self.format,
             "schema": None if self.schema is None else str(self.schema),
