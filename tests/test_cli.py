@@ -145,17 +145,11 @@ def test_plan_of_a_splice(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [("--rewrite",), ()])
 def test_plan_is_what_the_run_does(how: tuple[str, ...], source: Path, tmp_path: Path) -> None:
-    words: list[str | Path] = [
-        source,
-        tmp_path / "out",
-        "--memory=400MB",
-        "--max-shard-size=150kB",
-        "--workers=2",
-        *how,
-    ]
+    options = ("--memory=400MB", "--max-shard-size=150kB", "--workers=2", *how)
+    words: list[str | Path] = [source, tmp_path / "out", *options]
     plan = ok(penstock("plan", *words, "--json")).json()
     made = ok(penstock("convert", *words, "--json")).json()
-    assert plan["shards"] == pytest.approx(len(made["shards"]), abs=1)
+    assert len(made["shards"]) / 2 <= plan["shards"] <= len(made["shards"]) * 2  # what decoding gives is an estimate
     assert made["rows"]["written"] == plan["rows"]
     assert made["memory"]["measured"] <= plan["projected"] * 1.05
     assert plan["spliced"] is (not how)

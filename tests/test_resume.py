@@ -255,12 +255,17 @@ def test_run_that_finished_while_another_was_planning_is_seen(tmp_path: Path, mo
 # -- stopped and killed -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped(number: signal.Signals, job: Job, whole: dict[str, str]) -> None:
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGINT to all, as a terminal sends it"])
+def test_stopped(how: str, job: Job, whole: dict[str, str]) -> None:
     running = job.start_and_hold()
     assert len(running.alive()) >= 2
     began = time.monotonic()
-    os.kill(running.process.pid, number)
+    if how == "SIGTERM":
+        os.kill(running.process.pid, signal.SIGTERM)
+    elif how == "SIGINT":
+        os.kill(running.process.pid, signal.SIGINT)
+    else:
+        os.killpg(running.process.pid, signal.SIGINT)
     ran = running.ended(timeout=20)
     assert time.monotonic() - began < 5
     assert ran.returncode == 130
@@ -271,18 +276,11 @@ def test_stopped(number: signal.Signals, job: Job, whole: dict[str, str]) -> Non
     assert not [path for path in job.out.rglob("*") if path.name.endswith(".tmp")]
     done = job.committed()
     assert done >= 4
-    job.hold.unlink()
-    finished_as(whole, job)
-    tasks = receipt_of(job.out)["tasks"]
-    assert tasks["run"] == tasks["planned"] - done
-
-
-def test_ctrl_c_from_a_terminal_reaches_the_whole_group(job: Job) -> None:
-    running = job.start_and_hold()
-    os.killpg(running.process.pid, signal.SIGINT)
-    ran = running.ended(timeout=20)
-    assert (ran.returncode, ran.stderr.count("\n")) == (130, 1)
-    assert running.alive() == []
+    if how == "SIGINT":
+        job.hold.unlink()
+        finished_as(whole, job)
+        tasks = receipt_of(job.out)["tasks"]
+        assert tasks["run"] == tasks["planned"] - done
 
 
 def test_how_to_go_on_can_be_typed_again(job: Job, tmp_path: Path) -> None:
@@ -317,11 +315,6 @@ def test_killed_and_gone_on_runs_only_what_is_missing(half: Job, whole: dict[str
     assert set(half.calls()) == set(range(0, ROWS, ROWS // 8))
     assert len(half.calls()) <= tasks["planned"] + 2
     assert not set(before[:done]) & set(half.calls()[len(before) :])
-
-
-def test_killed_and_gone_on_with_another_budget_and_worker_count(half: Job, whole: dict[str, str]) -> None:
-    half.write_pipeline(memory="1GB", workers=1)
-    finished_as(whole, half)
 
 
 def test_killed_and_gone_on_with_another_scratch(job: Job, whole: dict[str, str]) -> None:
@@ -397,11 +390,6 @@ def test_source_file_changed_with_its_size_and_times_kept(own_source: Job) -> No
     refused(own_source.run(), 2, "03.parquet", "--restart")
 
 
-def test_source_file_removed_between_kill_and_resume(own_source: Job) -> None:
-    (own_source.source / "07.parquet").unlink()
-    refused(own_source.run(), 2, "07.parquet", "--restart")
-
-
 def test_source_file_changed_while_running(tmp_path: Path) -> None:
     make_parquet(tmp_path / "source", rows=ROWS, files=8, groups=1)
     job = make_job(tmp_path, tmp_path / "source")
@@ -455,19 +443,10 @@ def test_torn_journal_tail(half: Job, whole: dict[str, str]) -> None:
     finished_as(whole, half)
 
 
-def test_journal_torn_in_its_first_line(half: Job, whole: dict[str, str]) -> None:
-    with half.journal.open("r+b") as f:
-        f.truncate(20)
-    finished_as(whole, half)
-    tasks = receipt_of(half.out)["tasks"]
-    assert tasks["run"] == tasks["planned"]
-
-
-@pytest.mark.parametrize("garbage", [os.urandom(300), b'{"key": "task/p0/000007"}\n'], ids=["noise", "no checksum"])
-def test_garbage_after_the_journal(garbage: bytes, half: Job, whole: dict[str, str]) -> None:
+def test_garbage_after_the_journal(half: Job, whole: dict[str, str]) -> None:
     done = half.committed()
     with half.journal.open("ab") as f:
-        f.write(garbage)
+        f.write(b'{"key": "task/p0/000007"}\n' + os.urandom(300))
     finished_as(whole, half)
     tasks = receipt_of(half.out)["tasks"]
     assert tasks["run"] == tasks["planned"] - done

@@ -20,7 +20,7 @@ from penstock.sinks import sink_of
 from penstock.sources import source_of
 from penstock.sources.base import ReadOptions, SourceFile, Span, Surveyed
 from penstock.splice import SpliceJob, moved_metadata
-from penstock.stage import Branch, Piece, Schemas, StageJob, even_share
+from penstock.stage import BATCH_BYTES, Branch, Piece, Schemas, StageJob, even_share
 from penstock.steps.base import Step
 from penstock.steps.columns import MovesColumns
 from penstock.steps.limit import Limit
@@ -35,7 +35,6 @@ TASKS_AT_LEAST = 16
 SMALLEST_PIECE = 32 << 20
 # Pieces are filled to this share of what they may hold: bytes projected from metadata are a little off.
 FILL = 0.95
-BATCH = 8 << 20
 # A batch is joined from smaller ones, and allocators round up: measured on text, numbers, lists, and wide tables.
 OVERHEAD = 20 << 20
 
@@ -384,7 +383,7 @@ def _cost(piece: Piece, branch: Branch, write: Write) -> tuple[int, Span]:
     source, sink = source_of(branch.format), sink_of(write.format)
     heaviest = max(piece.spans, key=source.cost)
     # A batch holds 8 MiB, or one row that is larger;
-    batch = max(BATCH, heaviest.row)
+    batch = max(BATCH_BYTES, heaviest.row)
     steps = max((step.cost(batch) for step in branch.steps), default=0)
     cost = source.cost(heaviest) + batch + steps + sink.cost(batch, piece.bytes)
     return OVERHEAD + cost + cost // 32, heaviest

@@ -15,10 +15,7 @@ import pyarrow as pa
 
 from penstock.kernels.sizes import bins
 from penstock.sources.base import Small
-
-# The plan's batches: a user function that looks across its batch sees the same ones on every budget.
-BATCH_BYTES = 8 << 20
-BATCH_ROWS = 16_384
+from penstock.stage import BATCH_BYTES, BATCH_ROWS
 
 Ordinals = npt.NDArray[np.uint64]
 

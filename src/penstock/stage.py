@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from penstock.rows import Rows
 
 
+# The plan's batches: a user function that looks across its batch sees the same ones on every budget.
+BATCH_BYTES = 8 << 20
+BATCH_ROWS = 16_384
 MEND = "what is committed stays; a function that is mended is another plan, and needs --restart"
 
 
@@ -53,6 +56,11 @@ class Piece:
     @property
     def bytes(self) -> int:
         return sum(span.bytes for span in self.spans)
+
+    @property
+    def large(self) -> bool:
+        """Whether a row of it may be larger than a batch."""
+        return any(span.row > BATCH_BYTES for span in self.spans)
 
 
 def even_share(size: int, most: int) -> int:
@@ -243,7 +251,9 @@ class StageJob:
                 for rows in batches:
                     if writer is None:
                         most = even_share(piece.bytes, self.max_shard)
-                        writer = FragmentWriter(sink, Path(self.folder), stem, rows.batch.schema, max_bytes=most)
+                        writer = FragmentWriter(
+                            sink, Path(self.folder), stem, rows.batch.schema, max_bytes=most, large=piece.large
+                        )
                     notes.at(f"write {self.format}", rows=(rows.first, rows.stop))
                     writer.write(rows.batch)
                     written += rows.batch.num_rows

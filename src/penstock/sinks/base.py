@@ -49,7 +49,8 @@ class Sink(Protocol):
     def check(self, schema: pa.Schema) -> None:
         """Refuse, by name and before the run, a column this format cannot hold."""
 
-    def encoder(self, out: Writing, schema: pa.Schema) -> Encoder: ...
+    def encoder(self, out: Writing, schema: pa.Schema, *, large: bool) -> Encoder:
+        """Rows into a file. `large`: the plan has seen that a row may be larger than a batch."""
 
     def assemble(self, paths: Sequence[Path], out: Writing) -> None:
         """Several whole files into one, decoding nothing."""
@@ -61,8 +62,11 @@ class Sink(Protocol):
 class FragmentWriter:
     """Writes batches into fragments, a new one before the row that would pass `max_bytes`."""
 
-    def __init__(self, sink: Sink, folder: Path, stem: str, schema: pa.Schema, *, max_bytes: int) -> None:
-        self._sink, self._folder, self._stem, self._schema, self._max = sink, folder, stem, schema, max_bytes
+    def __init__(
+        self, sink: Sink, folder: Path, stem: str, schema: pa.Schema, *, max_bytes: int, large: bool = False
+    ) -> None:
+        self._sink, self._folder, self._stem, self._schema = sink, folder, stem, schema
+        self._max, self._large = max_bytes, large
         self._fragments: list[Fragment] = []
         self._out: Writing | None = None
         self._encoder: Encoder | None = None
@@ -99,7 +103,7 @@ class FragmentWriter:
 
     def _begin_fragment(self) -> None:
         self._out = Writing(self._folder / f"{self._stem}-{len(self._fragments):04d}{self._sink.ending}")
-        self._encoder = self._sink.encoder(self._out, self._schema)
+        self._encoder = self._sink.encoder(self._out, self._schema, large=self._large)
 
     def _end_fragment(self) -> None:
         assert self._out is not None and self._encoder is not None

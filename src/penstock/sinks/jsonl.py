@@ -32,7 +32,7 @@ class JsonlSink:
         for field in schema:
             _check_type(field.type, field.name)
 
-    def encoder(self, out: Writing, schema: pa.Schema) -> Encoder:
+    def encoder(self, out: Writing, schema: pa.Schema, *, large: bool) -> Encoder:
         return JsonlEncoder(out, CODECS[self.format])
 
     def assemble(self, paths: Sequence[Path], out: Writing) -> None:

@@ -40,8 +40,8 @@ class ParquetSink:
                     do="map or drop it",
                 ) from None
 
-    def encoder(self, out: Writing, schema: pa.Schema) -> Encoder:
-        return ParquetEncoder(out, schema)
+    def encoder(self, out: Writing, schema: pa.Schema, *, large: bool) -> Encoder:
+        return ParquetEncoder(out, schema, large=large)
 
     def assemble(self, paths: Sequence[Path], out: Writing) -> None:
         from penstock.parquet.footer import read_footer
@@ -51,16 +51,17 @@ class ParquetSink:
 
     def cost(self, batch: int, piece: int) -> int:
         """A row group of batches, and its largest column once more on its way through encoder and compressor."""
-        group = min(ROW_GROUP_BYTES, piece) + batch
-        # Measured with zstd, no dictionary: 4 times a single large value; 12 MB of buffers for ordinary columns.
-        return group + (12 << 20 if batch <= 8 << 20 else 4 * batch)
+        group = min(ROW_GROUP_BYTES, piece)
+        # Measured with zstd: 12 MB of buffers for ordinary columns; for a single large value, without dictionary and
+        # statistics, 2 to 2.5 times itself (6 times with them).
+        return group + (batch + (12 << 20) if batch <= 8 << 20 else 5 * batch // 2)
 
 
 class ParquetEncoder:
     """Gathers a row group's batches and encodes them as they were handed in: Parquet's bytes depend on the chunking."""
 
-    def __init__(self, out: Writing, schema: pa.Schema) -> None:
-        self._out, self._schema = out, schema
+    def __init__(self, out: Writing, schema: pa.Schema, *, large: bool) -> None:
+        self._out, self._schema, self._large = out, schema, large
         self._writer: pa.parquet.ParquetWriter | None = None
         self._held: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -89,7 +90,7 @@ class ParquetEncoder:
         self._held = []
         self._rows = self._bytes = 0
         if self._writer is None:
-            short = list(_short_columns(table))
+            short = list(_short_columns(table, long_value=0 if self._large else LONG_VALUE))
             self._writer = pq.ParquetWriter(
                 pa.PythonFile(self._out, mode="w"),
                 self._schema,
@@ -105,7 +106,7 @@ class ParquetEncoder:
             self._writer.write_table(table, row_group_size=1 << 40)
 
 
-def _short_columns(table: pa.Table) -> Iterator[str]:
+def _short_columns(table: pa.Table, *, long_value: int) -> Iterator[str]:
     """Paths of the leaves worth a dictionary and statistics, told by the first row group of a file."""
     import pyarrow as pa
 
@@ -113,7 +114,7 @@ def _short_columns(table: pa.Table) -> Iterator[str]:
         kind = column.type
         long = pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_binary(kind)
         long = long or pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
-        if long and column.nbytes > LONG_VALUE * max(1, len(column)):
+        if long and column.nbytes > long_value * len(column):
             continue
         yield from _leaves(name, kind)
 
