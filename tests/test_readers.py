@@ -68,11 +68,6 @@ def test_polars(out: Path, table: pa.Table) -> None:
     assert found["score"].to_list() == [table["score"][2_345].as_py()]
 
 
-def test_polars_given_the_folder(out: Path, table: pa.Table) -> None:
-    """Polars walks hidden folders too, and refuses a file of another ending there."""
-    assert pl.read_parquet(out).equals(pl.DataFrame(table))
-
-
 def test_duckdb(out: Path, table: pa.Table) -> None:
     connection = duckdb.connect()
     found = connection.execute(f"select * from read_parquet('{out}/*.parquet') order by id").to_arrow_table()

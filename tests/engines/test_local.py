@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from command import digests, make_parquet, ok, penstock, read_back, receipt_of
+from command import as_lines, digests, make_parquet, ok, penstock, read_back, receipt_of
 from limits import require_kernel_limits, run_limited
 from penstock.errors import FunctionFailed, OverBudget, PenstockError, WorkerDied
 
@@ -255,15 +255,18 @@ def test_workers_that_do_not_fit_are_not_started(source: Path, tmp_path: Path) -
     assert memory["measured"] <= memory["projected"] <= 190_000_000
 
 
-def test_smallest_budget_named_works(source: Path, tmp_path: Path) -> None:
-    for how in ([], ["--rewrite"]):
-        words = ["convert", str(source), str(tmp_path / f"out{len(how)}"), *how]
-        refusal = penstock(*words, "--memory", "20MB")
-        assert refusal.returncode == 3, refusal.stderr
-        assert refusal.stderr.count("\n") == 1
-        assert not (tmp_path / f"out{len(how)}").exists()
-        named = refusal.stderr.strip().rpartition("--memory ")[2]
-        ok(penstock(*words, "--memory", named))
+@pytest.mark.parametrize("what", ["splice", "rewrite", "jsonl"])
+def test_smallest_budget_named_works(what: str, source: Path, tmp_path: Path) -> None:
+    if what == "jsonl":
+        (tmp_path / "a.jsonl").write_text(as_lines(pq.read_table(source)))
+        source = tmp_path / "a.jsonl"
+    words = ["convert", str(source), str(tmp_path / "out"), *(["--rewrite"] if what == "rewrite" else [])]
+    refusal = penstock(*words, "--memory", "20MB")
+    assert refusal.returncode == 3, refusal.stderr
+    assert refusal.stderr.count("\n") == 1
+    assert digests(tmp_path / "out") == {}
+    named = refusal.stderr.strip().rpartition("--memory ")[2]
+    ok(penstock(*words, "--memory", named))
 
 
 def test_heavy_caller_is_not_held_against_the_budget(source: Path, tmp_path: Path) -> None:

@@ -12,12 +12,8 @@ HELP = "say what a conversion or a pipeline.yaml would do, and the memory, disk 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        metavar="SOURCE [DEST]",
-        nargs="+",
-        help="what would be read and, last, where it would be written; or a pipeline.yaml",
-    )
+    parser.add_argument("source", metavar="SOURCE", help="what would be read, or a pipeline.yaml")
+    parser.add_argument("more", metavar="DEST", nargs="*", help="where it would be written; before it, more sources")
     options.add_reading(parser)
     options.add_writing(parser)
     options.add_running(parser)
@@ -28,18 +24,17 @@ def run(args: argparse.Namespace) -> int:
     from penstock.dataset import worker_count, write_options
     from penstock.explain import explain
 
-    source = args.words[0]
-    if source.endswith((".yaml", ".yml")):
+    if args.source.endswith((".yaml", ".yml")):
         from penstock.pipeline import load
 
-        pipeline = load(Path(source))
+        pipeline = load(Path(args.source))
         chains, write = pipeline.dataset._chains, pipeline.write
         to: str | None = pipeline.to
         what = write_options(**{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write})
         memory = args.memory or pipeline.run.get("memory")
     else:
-        to = args.words.pop() if len(args.words) > 1 else None
-        args.source = args.words
+        to = args.more.pop() if args.more else None
+        args.source = [args.source, *args.more]
         chains, memory = options.dataset(args)._chains, args.memory
         what = write_options(max_shard_size=args.max_shard_size, format=args.format, rewrite=args.rewrite)
     if to is not None:
