@@ -72,7 +72,7 @@ class Job:
     def write_pipeline(self, **changes: Any) -> None:
         said: dict[str, Any] = {
             "memory": "400MB",
-            "workers": 2,
+            "workers": 1,
             "read": str(self.source),
             "steps": [{"map": "mine:note"}],
             "write": {"to": str(self.out), "max_shard_size": "100kB"},
@@ -257,8 +257,9 @@ def test_run_that_finished_while_another_was_planning_is_seen(tmp_path: Path, mo
 
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGINT to all, as a terminal sends it"])
 def test_stopped(how: str, job: Job, whole: dict[str, str]) -> None:
+    job.write_pipeline(workers=2)
     running = job.start_and_hold()
-    assert len(running.alive()) >= 2
+    until(lambda: len(running.alive()) == 3, why="the command and two workers")
     began = time.monotonic()
     if how == "SIGTERM":
         os.kill(running.process.pid, signal.SIGTERM)
@@ -297,6 +298,7 @@ def test_how_to_go_on_can_be_typed_again(job: Job, tmp_path: Path) -> None:
 
 
 def test_supervisor_killed_alone_leaves_no_worker(job: Job, whole: dict[str, str]) -> None:
+    job.write_pipeline(workers=2)
     running = job.start_and_hold()
     os.kill(running.process.pid, signal.SIGKILL)
     running.process.communicate()

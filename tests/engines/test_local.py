@@ -21,7 +21,7 @@ from command import as_lines, digests, make_parquet, ok, penstock, read_back, re
 from limits import require_kernel_limits, run_limited
 from penstock.errors import FunctionFailed, OverBudget, PenstockError, WorkerDied
 
-MANY_TASKS: dict[str, Any] = {"memory": "400MB", "max_shard_size": "30kB", "workers": 2}
+MANY_TASKS: dict[str, Any] = {"memory": "400MB", "max_shard_size": "30kB", "workers": 1}
 
 
 @pytest.fixture(scope="module")
