@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.budget import parse_size, resolve_budget
+from penstock.chains import Chain, Read, Write
 from penstock.errors import UsageError
-from penstock.plan import Chain, Read, Write
 from penstock.sources.base import ReadOptions
 from penstock.sources.local import Paths, find
 from penstock.steps import make_step

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.budget import Budget, format_size
+from penstock.chains import Chain, Write, first_dynamic_limit
 from penstock.engines.local import LocalEngine
-from penstock.plan import Chain, Write, first_dynamic_limit, plan_pass
+from penstock.plan import plan_pass
 from penstock.sinks import sink_of
 from penstock.sources import source_of
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock.chains import Chain, limit_rows, numbered
 from penstock.errors import UsageError
-from penstock.plan import Chain, branches_of, limit_rows, numbered, spans_of
+from penstock.plan import branches_of, spans_of
 from penstock.sources import source_of
 from penstock.sources.base import Span
 from penstock.stage import Schemas, flow

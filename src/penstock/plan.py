@@ -5,21 +5,18 @@ Memory, workers, engine and scratch change only how many tasks run at once: noth
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.assemble import group_sizes
+from penstock.chains import Chain, Write, limit_rows
 from penstock.engines.task import Task
 from penstock.errors import UsageError
-from penstock.parquet import splice as splicing
-from penstock.parquet.footer import Footer, read_footer
 from penstock.sinks import sink_of
 from penstock.sources import source_of
 from penstock.sources.base import ReadOptions, SourceFile, Span, Surveyed
-from penstock.splice import SpliceJob, moved_metadata
+from penstock.splice import SpliceJob, plan_splice
 from penstock.stage import BATCH_BYTES, Branch, Piece, Schemas, StageJob, even_share
 from penstock.steps.base import Step
 from penstock.steps.columns import MovesColumns
@@ -28,7 +25,6 @@ from penstock.steps.limit import Limit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1  # of plans: raised when the same words begin to mean other bytes
 # Small datasets are cut into about this many tasks, so that both cores work and a kill costs little; their fragments
 # are then spliced into shards. From this many shards on, a task is a shard and nothing is put together.
 TASKS_AT_LEAST = 16
@@ -36,43 +32,7 @@ SMALLEST_PIECE = 32 << 20
 # Pieces are filled to this share of what they may hold: bytes projected from metadata are a little off.
 FILL = 0.95
 # A batch is joined from smaller ones, and allocators round up: measured on text, numbers, lists, and wide tables.
-OVERHEAD = 20 << 20
-
-
-@dataclass(frozen=True)
-class Read:
-    """A source as the user named it: files of one format, and how to read them."""
-
-    files: tuple[SourceFile, ...]
-    format: str
-    options: ReadOptions
-    folders: tuple[str, ...] = ()  # folders named whole: a destination may not lie in them
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A source and the steps on it. A dataset is one or more of these, one after the other."""
-
-    read: Read
-    steps: tuple[Step, ...] = ()
-    base: int = 0  # what its first file is called in the identity of its rows; see `numbered`
-    dense: bool = False  # its files were made by a pass before: their rows are numbered through
-
-    def place_of(self, step: Step) -> int | None:
-        """Where a step stands in this chain: the very one, not one like it."""
-        return next((at for at, own in enumerate(self.steps) if own is step), None)
-
-
-@dataclass(frozen=True)
-class Write:
-    """Where rows go: what of `write`'s arguments the output bytes depend on."""
-
-    format: str = "parquet"
-    max_shard: int = 500_000_000
-    rewrite: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        return {"format": self.format, "max_shard_size": self.max_shard, "rewrite": self.rewrite}
+OVERHEAD = 26 << 20
 
 
 @dataclass(frozen=True)
@@ -88,50 +48,6 @@ class Pass:
     bytes: int  # Arrow bytes in
     stored: int  # bytes out, projected
     shards: int
-
-
-def numbered(chains: Sequence[Chain]) -> tuple[Chain, ...]:
-    """Chains with their files numbered through: identities stay when a pass puts other files in their place."""
-    made: list[Chain] = []
-    base = 0
-    for chain in chains:
-        made.append(replace(chain, base=base))
-        base += len(chain.read.files)
-    return tuple(made)
-
-
-def describe(chains: Sequence[Chain], write: Write | None) -> dict[str, Any]:
-    """The plan in words and values: what the journal compares and the receipt shows."""
-    sources: list[dict[str, Any]] = []
-    for chain in chains:
-        inputs: dict[str, str] = {}
-        for file in chain.read.files:
-            name = file.name if file.name not in inputs else f"{file.name} ({len(inputs)})"
-            inputs[name] = fingerprint(file)
-        sources.append(
-            {
-                "read": chain.read.format,
-                **chain.read.options.describe(),
-                "inputs": inputs,
-                "steps": [{step.name: step.describe()} for step in chain.steps],
-            }
-        )
-    made: dict[str, Any] = {"format": FORMAT, "sources": sources}
-    if write is not None:
-        made["write"] = write.describe()
-    return made
-
-
-def key_of(description: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
-def fingerprint(file: SourceFile) -> str:
-    about = f"{file.bytes} {file.modified} {file.inode} {file.digest}"
-    return hashlib.sha256(about.encode()).hexdigest()[:32]
-
-
-# -- spans and schemas ------------------------------------------------------------------------------------------------
 
 
 Surveys = Mapping[tuple[int, int, int], Surveyed]  # (chain, file, start) -> what was found there
@@ -180,59 +96,24 @@ def schema_of(chain: Chain, at: int, surveys: Surveys) -> pa.Schema:
     return schema if options.columns is None else only(schema, options.columns)
 
 
-def limit_rows(chains: Sequence[Chain], spans: list[list[Span]]) -> list[list[Span]]:
-    """Count off every limit that can be: rows known, and only row-keeping steps before it.
-
-    A limit on a concatenation is the same `Limit` in each of its chains.
-    """
-    spans = [list(one) for one in spans]
-    for limit in _limits(chains):
-        left = limit.rows
-        for at, chain in enumerate(chains):
-            if chain.place_of(limit) is None:
-                continue
-            kept: list[Span] = []
-            for span in spans[at]:
-                if left <= 0:
-                    break
-                rows = span.rows if span.take < 0 else span.take
-                kept.append(span if rows <= left else span.taking(left))
-                left -= max(0, rows)
-            spans[at] = kept
-    return spans
-
-
-def first_dynamic_limit(chains: Sequence[Chain]) -> Limit | None:
-    """The first limit that only running can count off: a step before it may drop rows or make more."""
-    for limit in _limits(chains):
-        for chain in chains:
-            before = chain.steps[: chain.place_of(limit) or 0]
-            if any(not step.keeps_rows and not isinstance(step, Limit) for step in before):
-                return limit
-    return None
-
-
-def _limits(chains: Sequence[Chain]) -> Iterator[Limit]:
-    """Every limit once, in order: one on a concatenation is the same object in each of its chains."""
-    seen: set[int] = set()
-    for chain in chains:
-        for step in chain.steps:
-            if isinstance(step, Limit) and id(step) not in seen:
-                seen.add(id(step))
-                yield step
-
-
-# -- tasks ------------------------------------------------------------------------------------------------------------
-
-
 def plan_pass(
     chains: Sequence[Chain], write: Write, *, folder: str, name: str = "p0", surveys: Surveys | None = None
 ) -> Pass:
     """The tasks that write these chains, spliced where nothing needs decoding."""
-    spliced = _plan_splice(chains, write, folder=folder, name=name)
-    if isinstance(spliced, Pass):
-        return spliced
-    return _plan_stage(chains, write, folder=folder, name=name, surveys=surveys or {}, why=spliced)
+    spliced = plan_splice(chains, write, folder=folder, name=name)
+    if isinstance(spliced, str):
+        return _plan_stage(chains, write, folder=folder, name=name, surveys=surveys or {}, why=spliced)
+    return Pass(
+        name,
+        spliced.job,
+        spliced.tasks,
+        spliced=True,
+        why="nothing needs decoding",
+        rows=spliced.rows,
+        bytes=spliced.bytes,
+        stored=spliced.stored,
+        shards=len(spliced.tasks),
+    )
 
 
 def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, name: str, surveys: Surveys, why: str) -> Pass:
@@ -245,13 +126,10 @@ def _plan_stage(chains: Sequence[Chain], write: Write, *, folder: str, name: str
     job = StageJob(files, branches, write.format, folder, write.max_shard)
     tasks = []
     for at, piece in enumerate(pieces):
-        cost, heaviest = _cost(piece, branches[piece.branch], write)
+        branch = branches[piece.branch]
+        cost, heaviest = _cost(piece, branch.format, branch.steps, write)
         file = files[heaviest.file].name
-        part = (
-            f"row group {heaviest.start}"
-            if branches[piece.branch].format == "parquet"
-            else f"byte {heaviest.start:,} on"
-        )
+        part = f"row group {heaviest.start}" if branch.format == "parquet" else f"byte {heaviest.start:,} on"
         tasks.append(
             Task(
                 f"task/{name}/{at:06d}",
@@ -375,18 +253,28 @@ def cut_pieces(spans: Sequence[Sequence[Span]], *, max_shard: int) -> Iterator[P
             yield Piece(branch, tuple(held))
 
 
-def _cost(piece: Piece, branch: Branch, write: Write) -> tuple[int, Span]:
+def _cost(piece: Piece, format: str, chain: Sequence[Step], write: Write) -> tuple[int, Span]:
     """Projected bytes of a task, and the span that makes it so large.
 
     Reading, the batch in hand, the steps one after the other, and the writer: upper bounds, each measured.
     """
-    source, sink = source_of(branch.format), sink_of(write.format)
+    source, sink = source_of(format), sink_of(write.format)
     heaviest = max(piece.spans, key=source.cost)
     # A batch holds 8 MiB, or one row that is larger;
     batch = max(BATCH_BYTES, heaviest.row)
-    steps = max((step.cost(batch) for step in branch.steps), default=0)
+    steps = max((step.cost(batch) for step in chain), default=0)
     cost = source.cost(heaviest) + batch + steps + sink.cost(batch, piece.bytes)
     return OVERHEAD + cost + cost // 32, heaviest
+
+
+def least_cost(chains: Sequence[Chain], write: Write) -> int:
+    """What a task of these chains takes if no row is larger than a batch, and a little over for what it imports."""
+    costs = [
+        _cost(Piece(at, (span,)), chain.read.format, chain.steps, write)[0]
+        for at, chain in enumerate(chains)
+        for span in spans_of(chain, at, {})
+    ]
+    return max(costs) + (8 << 20)
 
 
 def _count_shards(pieces: Sequence[int], max_shard: int) -> int:
@@ -406,112 +294,3 @@ def _stored_share(chains: Sequence[Chain], write: Write, total: int) -> float:
     if write.format == "parquet" and all(chain.read.format == "parquet" for chain in chains):
         return min(1.1, sum(file.bytes for chain in chains for file in chain.read.files) / max(1, total))
     return 0.45
-
-
-# -- splicing ---------------------------------------------------------------------------------------------------------
-
-
-def _plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str) -> Pass | str:
-    """The pass that moves column chunks, or why it cannot."""
-    if write.format != "parquet":
-        return f"{write.format} is written row by row"
-    if write.rewrite:
-        return "rewrite was asked for"
-    for chain in chains:
-        if chain.read.format != "parquet":
-            return f"{chain.read.format} must be parsed"
-        for step in chain.steps:
-            if not isinstance(step, MovesColumns | Limit):
-                return f"{step.name} needs the rows"
-    moves = [_moved(chain) for chain in chains]
-    if any([new for _, new in move] != [new for _, new in moves[0]] for move in moves):
-        return "the sources have other columns"
-    if len(chains) > 1 and any(old != new for move in moves for old, new in move):
-        return "columns are renamed in a concatenation"
-    first: Footer | None = None
-    spans: list[list[Span]] = []
-    paths: list[str] = []
-    stored = 0
-    names = tuple(old for old, _ in moves[0])
-    as_is = True
-    longest = 0
-    for chain in chains:
-        own: list[Span] = []
-        for file in chain.read.files:
-            footer = read_footer(file.path)
-            first = first or footer
-            if (reason := splicing.why_not([first, footer], columns=names)) is not None:
-                return reason
-            longest = max(longest, len(footer.raw))
-            as_is = as_is and names == footer.columns
-            own += _light_spans(footer, len(paths), None if set(names) == set(footer.columns) else frozenset(names))
-            paths.append(file.path)
-            stored += file.bytes
-        spans.append(own)
-    assert first is not None
-    limited = limit_rows(chains, spans)
-    flat = [span for own in limited for span in own]
-    if any(span.take >= 0 for span in flat):
-        return "the limit falls inside a row group"
-    changed = names != first.columns or any(old != new for old, new in moves[0])
-    job = SpliceJob(
-        paths=tuple(paths),
-        folder=folder,
-        columns=None if as_is else names,
-        rename={old: new for old, new in moves[0] if old != new},
-        key_values=moved_metadata(first, moves[0]) if changed else {},
-        schema_from=paths[0],
-    )
-    cost = SpliceJob.COST + SpliceJob.FOOTER_COST * longest
-    tasks = tuple(
-        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), cost, f"shard {at}", "splicing")
-        for at, shard in enumerate(_splice_shards(flat, write.max_shard))
-    )
-    rows = sum(span.rows for span in flat)
-    size = sum(span.bytes for span in flat)
-    whole = sum(span.bytes for own in spans for span in own)
-    return Pass(
-        name, job, tasks, spliced=True, why="nothing needs decoding", rows=rows, bytes=size,
-        stored=int(stored * size / whole) if whole else stored, shards=max(1, len(tasks)),
-    )  # fmt: skip
-
-
-def _moved(chain: Chain) -> list[tuple[str, str]]:
-    """(name in the file, name written) of every column, after all steps."""
-    names = list(chain.read.options.columns or read_footer(chain.read.files[0].path).columns)
-    pairs = [(name, name) for name in names]
-    for step in chain.steps:
-        if isinstance(step, MovesColumns):
-            origin = {new: old for old, new in pairs}
-            pairs = [(origin[before], after) for before, after in step.moved([new for _, new in pairs])]
-    return pairs
-
-
-def _light_spans(footer: Footer, ordinal: int, wanted: frozenset[str] | None) -> Iterator[Span]:
-    """Row groups sized by their footer alone: a splice holds no page."""
-    row = 0
-    for group in range(footer.row_groups):
-        rows = footer.group_rows(group)
-        if wanted is None:
-            size = footer.group_bytes(group)
-        else:
-            size = sum(chunk.bytes for chunk in footer.chunks(group) if chunk.path[0] in wanted)
-        yield Span(ordinal, group, group + 1, row, rows, bytes=size, heaviest=0, row=0)
-        row += rows
-
-
-def _splice_shards(spans: Sequence[Span], max_shard: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Row groups into shards: (file, first group, stop group) of each run of neighbours."""
-    held: list[tuple[int, int, int]] = []
-    size = 0
-    for span in spans:
-        if held and size + span.bytes > max_shard:
-            yield tuple(held)
-            held, size = [], 0
-        if held and held[-1][0] == span.file and held[-1][2] == span.start:
-            held[-1] = (span.file, held[-1][1], span.stop)
-        else:
-            held.append((span.file, span.start, span.stop))
-        size += span.bytes
-    if held or not spans:
-        yield tuple(held)

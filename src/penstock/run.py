@@ -16,6 +16,7 @@ from typing import Any
 from penstock import receipt
 from penstock.assemble import group_fragments
 from penstock.budget import Budget, budget_words, format_size
+from penstock.chains import Chain, Read, Write, describe, fingerprint, first_dynamic_limit, key_of, numbered
 from penstock.destination import Destination, check_destination, check_still_there
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Job, Result, Task
@@ -23,19 +24,7 @@ from penstock.errors import Busy, DestinationConflict, DiskFull, UsageError
 from penstock.files import on_tmpfs
 from penstock.journal import Journal, difference, held
 from penstock.meter import Meter, Watcher
-from penstock.plan import (
-    Chain,
-    Pass,
-    Read,
-    Surveys,
-    Write,
-    describe,
-    fingerprint,
-    first_dynamic_limit,
-    key_of,
-    numbered,
-    plan_pass,
-)
+from penstock.plan import Pass, Surveys, least_cost, plan_pass
 from penstock.receipt import Receipt
 from penstock.sinks import sink_of
 from penstock.sinks.base import Fragment, FragmentWriter
@@ -154,8 +143,9 @@ class _Run:
         self._prepare(planned.job, planned.tasks)
         return planned
 
-    def _prepare(self, job: Job, tasks: Sequence[Task]) -> None:
+    def _prepare(self, job: Job, tasks: Sequence[Task], *, least: Sequence[Task] = ()) -> None:
         self.engine.prepare(job)
+        self.engine.check(least)
         peak = self.engine.check(tasks)
         self.meter.projected = max(self.meter.projected, peak)
 
@@ -163,7 +153,9 @@ class _Run:
         found = survey_tasks(chains, name)
         if found is None:
             return {}
-        self._prepare(*found)
+        # What the survey finds may ask for more; what the pass after it takes at least is known, and refused now.
+        least = Task("", None, least_cost(chains, self.what), found[1][0].label, "reading and writing it")
+        self._prepare(*found, least=[least])
         return survey(crew, *found)
 
     def _materialise(

@@ -1,18 +1,22 @@
-"""The splicing job: column chunks moved into shards, nothing decoded. Imports no Arrow, so a worker takes 8 MB."""
+"""Splicing: column chunks moved into shards, nothing decoded. Without Arrow throughout, so a worker takes 10 MB."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from penstock.chains import Chain, Write, limit_rows
 from penstock.engines.notes import Notes
-from penstock.engines.task import Result
+from penstock.engines.task import Result, Task
 from penstock.files import Writing
-from penstock.parquet.footer import Footer
-from penstock.parquet.splice import Span, splice
+from penstock.parquet import splice as parquet
+from penstock.parquet.footer import Footer, read_footer
 from penstock.sinks.base import Fragment
+from penstock.sources.base import Span
+from penstock.steps.columns import MovesColumns
+from penstock.steps.limit import Limit
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,10 @@ class SpliceJob:
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
         (stem, runs), _ = payload
-        spans = [Span(self.paths[file], first, stop) for file, first, stop in runs]
+        spans = [parquet.Span(self.paths[file], first, stop) for file, first, stop in runs]
         notes.at("splice", where=Path(self.schema_from).name if not runs else Path(spans[0].path).name)
         with Writing(Path(self.folder) / f"{stem}-0000.parquet") as out:
-            made = splice(
+            made = parquet.splice(
                 spans, out, columns=self.columns, rename=self.rename, key_values=self.key_values,
                 schema_from=self.schema_from,
             )  # fmt: skip
@@ -52,6 +56,120 @@ class SpliceJob:
             "dropped": {},
             "first_error": "",
         }
+
+
+@dataclass(frozen=True)
+class SplicePlan:
+    """A job, its tasks, and what they will write: rows, Arrow bytes, bytes on disk."""
+
+    job: SpliceJob
+    tasks: tuple[Task, ...]
+    rows: int
+    bytes: int
+    stored: int
+
+
+def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str) -> SplicePlan | str:
+    """The tasks that move column chunks, or why that cannot be."""
+    if write.format != "parquet":
+        return f"{write.format} is written row by row"
+    if write.rewrite:
+        return "rewrite was asked for"
+    for chain in chains:
+        if chain.read.format != "parquet":
+            return f"{chain.read.format} must be parsed"
+        for step in chain.steps:
+            if not isinstance(step, MovesColumns | Limit):
+                return f"{step.name} needs the rows"
+    moves = [_moved(chain) for chain in chains]
+    if any([new for _, new in move] != [new for _, new in moves[0]] for move in moves):
+        return "the sources have other columns"
+    if len(chains) > 1 and any(old != new for move in moves for old, new in move):
+        return "columns are renamed in a concatenation"
+    first: Footer | None = None
+    spans: list[list[Span]] = []
+    paths: list[str] = []
+    stored = 0
+    names = tuple(old for old, _ in moves[0])
+    as_is = True
+    longest = 0
+    for chain in chains:
+        own: list[Span] = []
+        for file in chain.read.files:
+            footer = read_footer(file.path)
+            first = first or footer
+            if (reason := parquet.why_not([first, footer], columns=names)) is not None:
+                return reason
+            longest = max(longest, len(footer.raw))
+            as_is = as_is and names == footer.columns
+            own += _light_spans(footer, len(paths), None if set(names) == set(footer.columns) else frozenset(names))
+            paths.append(file.path)
+            stored += file.bytes
+        spans.append(own)
+    assert first is not None
+    limited = limit_rows(chains, spans)
+    flat = [span for own in limited for span in own]
+    if any(span.take >= 0 for span in flat):
+        return "the limit falls inside a row group"
+    changed = names != first.columns or any(old != new for old, new in moves[0])
+    job = SpliceJob(
+        paths=tuple(paths),
+        folder=folder,
+        columns=None if as_is else names,
+        rename={old: new for old, new in moves[0] if old != new},
+        key_values=moved_metadata(first, moves[0]) if changed else {},
+        schema_from=paths[0],
+    )
+    cost = SpliceJob.COST + SpliceJob.FOOTER_COST * longest
+    tasks = tuple(
+        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), cost, f"shard {at}", "splicing")
+        for at, shard in enumerate(_splice_shards(flat, write.max_shard))
+    )
+    rows = sum(span.rows for span in flat)
+    size = sum(span.bytes for span in flat)
+    whole = sum(span.bytes for own in spans for span in own)
+    return SplicePlan(job, tasks, rows, size, stored=int(stored * size / whole) if whole else stored)
+
+
+def _moved(chain: Chain) -> list[tuple[str, str]]:
+    """(name in the file, name written) of every column, after all steps."""
+    names = list(chain.read.options.columns or read_footer(chain.read.files[0].path).columns)
+    pairs = [(name, name) for name in names]
+    for step in chain.steps:
+        if isinstance(step, MovesColumns):
+            origin = {new: old for old, new in pairs}
+            pairs = [(origin[before], after) for before, after in step.moved([new for _, new in pairs])]
+    return pairs
+
+
+def _light_spans(footer: Footer, ordinal: int, wanted: frozenset[str] | None) -> Iterator[Span]:
+    """Row groups sized by their footer alone: a splice holds no page."""
+    row = 0
+    for group in range(footer.row_groups):
+        rows = footer.group_rows(group)
+        if wanted is None:
+            size = footer.group_bytes(group)
+        else:
+            size = sum(chunk.bytes for chunk in footer.chunks(group) if chunk.path[0] in wanted)
+        yield Span(ordinal, group, group + 1, row, rows, bytes=size, heaviest=0, row=0)
+        row += rows
+
+
+def _splice_shards(spans: Sequence[Span], max_shard: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Row groups into shards: (file, first group, stop group) of each run of neighbours."""
+    held: list[tuple[int, int, int]] = []
+    size = 0
+    for span in spans:
+        if held and size + span.bytes > max_shard:
+            yield tuple(held)
+            held, size = [], 0
+        if held and held[-1][0] == span.file and held[-1][2] == span.start:
+            held[-1] = (span.file, held[-1][1], span.stop)
+        else:
+            held.append((span.file, span.start, span.stop))
+        size += span.bytes
+    if held or not spans:
+        yield tuple(held)
 
 
 def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str, str]:

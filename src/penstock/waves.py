@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.assemble import AssembleJob
+from penstock.chains import Chain
 from penstock.destination import Destination
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Job, Result, Task, Wave
 from penstock.journal import Journal
 from penstock.meter import Meter
-from penstock.plan import Chain, Pass, Surveys, spans_of
+from penstock.plan import Pass, Surveys, spans_of
 from penstock.sinks import sink_of
 from penstock.sinks.base import Fragment
 from penstock.sources import source_of

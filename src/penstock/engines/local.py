@@ -35,7 +35,7 @@ MOST_DEATHS = 3
 # A worker that comes back from a task this much heavier than it was new is replaced: allocators keep what they had.
 # About 28 MB is usual (codecs, decoders, half-filled pages) and is used again by the next task.
 RETAINED = 64 << 20
-CALLERS_HEAP = 128 << 20
+CALLERS_IMPORTS = 96 << 20
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -141,9 +141,9 @@ class LocalEngine:
         self._job: bytes | None = None
         self._worker_reserved = 0
         own = memory.anonymous()
-        # Law 1 covers what Penstock was granted, not the caller's heap: a caller that already holds this much is a
-        # notebook with data in it, and only what it grows by during the run is ours. A command counts whole.
-        self._heap = own if own > CALLERS_HEAP else 0
+        # Law 1 covers what Penstock was granted, not the caller's heap. An interpreter and its imports count; what a
+        # notebook holds beyond them was there before, and is its own.
+        self._heap = max(0, own - CALLERS_IMPORTS)
 
     # -- the job, and what a worker costs before any data ---------------------------------------------------------
 

@@ -21,7 +21,7 @@ SPAN_BYTES = 32 << 20
 BLOCK_BYTES = 4 << 20
 SAMPLE_BYTES = 8 << 20
 # A block while it is parsed: its text, what is left of the one before, and the columns growing out of it (measured).
-BLOCK_COST = 4
+BLOCK_COST = 5
 LONG_LINE_COST = 4
 # Text inflates by about this much where only reading can tell.
 INFLATES = 4
