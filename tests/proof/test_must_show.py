@@ -282,7 +282,6 @@ def test_value_of_900_mb_hidden_among_100_000_small_rows(data: Data, work: Path)
     assert (run.kernel_kills, run.left) == (0, 0)
     assert run.anonymous <= limit
     assert "a.parquet" in run.stderr
-    assert run.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("function", ["leap", "climb"])
@@ -297,7 +296,6 @@ def test_overrun_of_a_function_that_takes_3_gb(function: str, data: Data, work: 
     say(f"{run.stderr.strip()}; the kernel saw {mb(run.anonymous)}, {run.kernel_kills} kills, {run.seconds:.1f} s")
     assert run.returncode == 1
     assert (run.kernel_kills, run.left) == (0, 0)
-    assert run.stderr.count("\n") == 1
     assert re.search(r"step 1 \(map\), part-\d+\.parquet rows [\d,]+ to [\d,]+", run.stderr)
     kept = (work / "out" / ".penstock" / "journal.jsonl").read_text().count('"key":"task/')
     say(f"{kept} tasks kept")

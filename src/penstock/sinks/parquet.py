@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock import memory
 from penstock.files import Writing
 from penstock.sinks.base import Encoder
 
@@ -104,6 +105,8 @@ class ParquetEncoder:
             )
         if table.num_rows:
             self._writer.write_table(table, row_group_size=1 << 40)
+        del table
+        memory.trim()
 
 
 def _short_columns(table: pa.Table, *, long_value: int) -> Iterator[str]:
