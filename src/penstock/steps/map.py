@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # How many times its batch a function's arguments and result take, by format: the projection of a step whose real cost
 # only running can tell. Python objects were measured at 8 to 30 times the Arrow bytes of what they hold for numbers and
-# under 3 times for text; the supervisor guards what goes beyond.
-FORMAT_COST = {"arrow": 2, "numpy": 3, "polars": 3, "pandas": 5, "python": 6, "rows": 8}
+# under 3 times for text; the supervisor guards what goes beyond, and a task that overran runs again alone.
+FORMAT_COST = {"arrow": 2, "numpy": 3, "polars": 3, "pandas": 4, "python": 5, "rows": 5}
 
 
 @dataclass(frozen=True)
