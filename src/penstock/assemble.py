@@ -47,7 +47,7 @@ class AssembleJob:
     source: str
     target: str
     COST: ClassVar[int] = 12 << 20
-    most_workers: ClassVar[int] = 1  # as for splicing: the disk is the limit
+    most_workers: ClassVar[int] = 1  # as for splicing
 
     def warm_up(self) -> None:
         sink_of(self.format)

@@ -22,7 +22,7 @@ from penstock.errors import DiskFull, UsageError
 BUFFER = 1 << 20
 STRETCH = 8 << 20
 COPY_BUFFERS = 4
-# Stretches whose write-back may still be under way. 8 x 8 MiB keeps the disk busy; a 60 MB kernel limit still holds it.
+# Stretches whose write-back may still be under way. With 4 x 8 MiB a splice ran in a kernel limit of 49 MB.
 WINDOW = 4
 
 _LINUX = sys.platform == "linux"
