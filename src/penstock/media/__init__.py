@@ -1,0 +1,1 @@
+"""Media: columns whose values are files, where such columns come from, and how they are given back."""

@@ -1,0 +1,1 @@
+"""Publishing: shards that need not exist, sent and made visible in one transaction."""
