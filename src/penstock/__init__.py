@@ -14,14 +14,45 @@ if TYPE_CHECKING:
     from penstock.dataset import Dataset as Dataset
     from penstock.dataset import concat as concat
     from penstock.dataset import read as read
+    from penstock.media.check import check as check
+    from penstock.media.export import export as export
+    from penstock.media.read import read_bids as read_bids
+    from penstock.media.read import read_files as read_files
+    from penstock.publish.api import push as push
+    from penstock.publish.verify import verify as verify
     from penstock.receipt import Receipt as Receipt
 
 __version__ = "0.1.0"
 
 # Where each public name lives, looked up when first used: a splicing worker must never load Arrow.
-_HOMES = {"Dataset": "dataset", "Receipt": "receipt", "concat": "dataset", "errors": "", "read": "dataset"}
+_HOMES = {
+    "Dataset": "dataset",
+    "Receipt": "receipt",
+    "check": "media.check",
+    "concat": "dataset",
+    "errors": "",
+    "export": "media.export",
+    "push": "publish.api",
+    "read": "dataset",
+    "read_bids": "media.read",
+    "read_files": "media.read",
+    "verify": "publish.verify",
+}
 
-__all__ = ["Dataset", "Receipt", "__version__", "concat", "errors", "read"]
+__all__ = [
+    "Dataset",
+    "Receipt",
+    "__version__",
+    "check",
+    "concat",
+    "errors",
+    "export",
+    "push",
+    "read",
+    "read_bids",
+    "read_files",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,16 @@ FORMAT = 1  # of plans: raised when the same words begin to mean other bytes
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A file that goes with a dataset as it is, such as a BIDS tree's description."""
+
+    path: str  # where it is put, relative to the dataset
+    file: str
+    bytes: int
+    modified: int  # ns
+
+
+@dataclass(frozen=True)
 class Read:
     """A source as the user named it: files of one format, and how to read them."""
 
@@ -26,6 +36,7 @@ class Read:
     format: str
     options: ReadOptions
     folders: tuple[str, ...] = ()  # folders named whole: a destination may not lie in them
+    beside: tuple[Beside, ...] = ()  # files that go with the dataset as they are
 
 
 @dataclass(frozen=True)
@@ -49,9 +60,11 @@ class Write:
     format: str = "parquet"
     max_shard: int = 500_000_000
     rewrite: bool = False
+    num_shards: int | None = None
 
     def describe(self) -> dict[str, Any]:
-        return {"format": self.format, "max_shard_size": self.max_shard, "rewrite": self.rewrite}
+        count = {} if self.num_shards is None else {"num_shards": self.num_shards}
+        return {"format": self.format, "max_shard_size": self.max_shard, "rewrite": self.rewrite, **count}
 
 
 def numbered(chains: Sequence[Chain]) -> tuple[Chain, ...]:
@@ -78,6 +91,11 @@ def describe(chains: Sequence[Chain], write: Write | None) -> dict[str, Any]:
                 "read": chain.read.format,
                 **chain.read.options.describe(),
                 "inputs": inputs,
+                **(
+                    {"beside": {one.path: [one.bytes, one.modified] for one in chain.read.beside}}
+                    if chain.read.beside
+                    else {}
+                ),
                 "steps": [{step.name: _described(step, limits)} for step in chain.steps],
             }
         )
@@ -99,7 +117,8 @@ def key_of(description: Mapping[str, Any]) -> str:
 
 
 def fingerprint(file: SourceFile) -> str:
-    about = f"{file.bytes} {file.modified} {file.inode} {file.digest}"
+    place = "" if file.by_content else f"{file.modified} {file.inode} "
+    about = f"{file.bytes} {place}{file.digest}"
     return hashlib.sha256(about.encode()).hexdigest()[:32]
 
 

@@ -15,7 +15,7 @@ from penstock.budget import parse_size, resolve_budget
 from penstock.chains import Chain, Read, Write
 from penstock.errors import UsageError
 from penstock.sources.base import ReadOptions
-from penstock.sources.local import Paths, find
+from penstock.sources.local import find
 from penstock.steps import make_step
 from penstock.steps.base import Step
 from penstock.steps.limit import Limit
@@ -30,7 +30,7 @@ DEFAULT_SHARD = "500MB"
 
 
 def read(
-    source: Paths,
+    source: Any,
     *,
     format: str | None = None,
     columns: Sequence[str] | None = None,
@@ -43,7 +43,9 @@ def read(
     Parameters
     ----------
     source
-        A file, a glob, a folder, or a list of them. Files are read in bytewise order of their relative names.
+        A file, a glob, a folder, or a list of them. Files are read in bytewise order of their relative names. Or what
+        is held in memory: an Arrow table, a pandas or Polars frame, a dict of lists, a `datasets.Dataset`. Or a folder
+        of images, sounds, films, PDFs, scans or meshes: see `read_files` for what such columns are.
     format
         "parquet" or "jsonl"; told from the files' endings when left out.
     columns
@@ -59,13 +61,34 @@ def read(
         raise UsageError(f'infer is "full" or "sample", not {infer!r}')
     if on_error not in ("raise", "skip"):
         raise UsageError(f'on_error is "raise" or "skip", not {on_error!r}')
-    if not isinstance(source, str | os.PathLike | list | tuple):
-        raise UsageError(f"reads paths; {type(source).__name__} is not one", where="read")
+    if (held := _not_data_files(source, format)) is not None:
+        return held if columns is None else held.select(columns)
     found = find(source, format=format)
     names = None if columns is None else tuple([columns] if isinstance(columns, str) else columns)
     given = None if schema is None else schema.serialize().to_pybytes()
     options = ReadOptions(columns=names, on_error=on_error, infer=infer, schema=given)
     return Dataset((Chain(Read(found.files, found.format, options, found.folders)),))
+
+
+def _not_data_files(source: Any, format: str | None) -> Dataset | None:
+    """A dataset of what is held in memory, or of a folder of media; None where `source` names data files."""
+    if isinstance(source, str | os.PathLike):
+        if format is None and Path(source).is_dir():
+            from penstock.media.folders import is_media_folder
+
+            if (kind := is_media_folder(source)) is not None:
+                from penstock.media.read import read_folder
+
+                return read_folder(source, kind=kind)
+        return None
+    if isinstance(source, list | tuple) and all(isinstance(one, str | os.PathLike) for one in source):
+        return None
+    from penstock.media.frames import frame_batches
+    from penstock.media.read import of_found
+
+    if (found := frame_batches(source)) is None:
+        raise UsageError(f"reads paths, tables and frames; {type(source).__name__} is none of them", where="read")
+    return of_found(found)
 
 
 def concat(datasets: Iterable[Dataset]) -> Dataset:
@@ -256,6 +279,12 @@ class Dataset:
         )
         what = write_options(max_shard_size=max_shard_size, format=format, rewrite=rewrite)
         return run_write(self._chains, Path(to), what, settings, watch=watch or (lambda status: None))
+
+    def push(self, to: str, *, memory: str | int | None = None, **options: Any) -> Receipt:
+        """Publish all rows to the Hugging Face Hub as one transaction: see `penstock.push` for the keywords."""
+        from penstock.publish.api import push
+
+        return push(self, to, memory=memory, **options)
 
 
 def write_options(

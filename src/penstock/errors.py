@@ -84,3 +84,15 @@ class DiskFull(PenstockError):
 
 class Busy(PenstockError):
     """Another run holds this destination."""
+
+
+class NotAllowed(UsageError):
+    """A token is missing, no longer valid, or may not write where it is asked to."""
+
+
+class NotFetched(PenstockError):
+    """A file's name is there and its content is not: a git-annex link or pointer, or a Git LFS pointer."""
+
+
+class RemoteFailed(PenstockError):
+    """A Hub or a store did not do what it was asked, after every attempt. What was sent stays."""

@@ -32,6 +32,7 @@ class Receipt:
     tasks: dict[str, int]  # planned, run
     seconds: float
     versions: dict[str, str]
+    published: dict[str, Any] | None = None  # to, revision, commit, commits, config, splits
     format: int = FORMAT
     already_done: bool = field(default=False, compare=False)
 

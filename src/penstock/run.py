@@ -48,6 +48,10 @@ class Settings:
 
 def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *, watch: Watcher) -> Receipt:
     """Write chains to a folder. Same plan unfinished: resume. Same plan with a receipt: already done."""
+    if any(file.by_content for chain in chains for file in chain.read.files):
+        from penstock.media.spool import fitted
+
+        chains = fitted(chains, what)
     description = describe(chains, what)
     key = key_of(description)
     check_destination(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.chains import Chain, Write, limit_rows
 from penstock.engines.notes import Notes
 from penstock.engines.task import Result, Task
 from penstock.files import Writing
+from penstock.media.weights import group_weights
 from penstock.parquet import splice as parquet
 from penstock.parquet.footer import Footer, read_footer
 from penstock.sinks.base import Fragment
@@ -18,10 +19,14 @@ from penstock.sources.base import Span
 from penstock.steps.columns import MovesColumns
 from penstock.steps.limit import Limit
 
+if TYPE_CHECKING:
+    from penstock.media.kinds import Leaf
+    from penstock.parquet.embed import VirtualShard
+
 
 @dataclass(frozen=True)
 class SpliceJob:
-    """One task is one shard: runs of row groups, in order."""
+    """One task is one shard: runs of row groups, in order, and the files that media columns refer to."""
 
     paths: tuple[str, ...]
     folder: str
@@ -29,6 +34,7 @@ class SpliceJob:
     schema_from: str
     rename: Mapping[str, str] = field(default_factory=dict)
     key_values: Mapping[str, str] = field(default_factory=dict)
+    leaves: tuple[Leaf, ...] = ()
     COST: ClassVar[int] = 8 << 20
     FOOTER_COST: ClassVar[int] = 6  # footers: the one that is read, and the new one as it grows
     # One worker, which hashes on a second core behind its writing. Before it did, two gained 4 to 15 % over one, and
@@ -36,17 +42,16 @@ class SpliceJob:
     most_workers: ClassVar[int] = 1
 
     def warm_up(self) -> None:
-        """Nothing to warm: reserved memory is the interpreter."""
+        """Reserved memory is the interpreter; where media are embedded, Arrow too, which reads the references."""
+        if self.leaves:
+            import penstock.parquet.embed  # noqa: F401
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
         (stem, runs), _ = payload
         spans = [parquet.Span(self.paths[file], first, stop) for file, first, stop in runs]
         notes.at("splice", where=Path(self.schema_from).name if not runs else Path(spans[0].path).name)
         with Writing(Path(self.folder) / f"{stem}-0000.parquet") as out:
-            made = parquet.splice(
-                spans, out, columns=self.columns, rename=self.rename, key_values=self.key_values,
-                schema_from=self.schema_from,
-            )  # fmt: skip
+            made = self._lay_out(spans, out) if self.leaves else parquet.splice(spans, out, **self._form())
             out.commit()
         notes.count(rows_read=made.rows, bytes_read=made.bytes, rows_written=made.rows)
         fragment = Fragment(out.path.name, made.rows, made.bytes, out.tell(), out.sha256())
@@ -58,16 +63,33 @@ class SpliceJob:
             "first_error": "",
         }
 
+    def _form(self) -> dict[str, Any]:
+        return {
+            "columns": self.columns,
+            "rename": self.rename,
+            "key_values": self.key_values,
+            "schema_from": self.schema_from,
+        }
+
+    def _lay_out(self, spans: Sequence[parquet.Span], out: Writing) -> VirtualShard:
+        from penstock.parquet.embed import virtual_shard
+        from penstock.parquet.stream import lay_out
+
+        shard = virtual_shard(spans, leaves=self.leaves, **self._form())
+        lay_out(shard, out)
+        return shard
+
 
 @dataclass(frozen=True)
 class SplicePlan:
-    """A job, its tasks, and what they will write: rows, Arrow bytes, bytes on disk."""
+    """A job, its tasks, and what they will write: rows, Arrow bytes with media, bytes on disk."""
 
     job: SpliceJob
     tasks: tuple[Task, ...]
     rows: int
     bytes: int
     stored: int
+    weights: tuple[tuple[int, int], ...]  # (rows, Arrow bytes with media) of each shard
 
 
 def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str) -> SplicePlan | str:
@@ -103,9 +125,11 @@ def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str
                 return reason
             longest = max(longest, len(footer.raw))
             as_is = as_is and names == footer.columns
-            own += _light_spans(footer, len(paths), None if set(names) == set(footer.columns) else frozenset(names))
+            wanted = None if set(names) == set(footer.columns) else frozenset(names)
+            media = group_weights(footer, wanted)
+            own += _light_spans(footer, len(paths), wanted, media)
             paths.append(file.path)
-            stored += file.bytes
+            stored += file.bytes + sum(media or ())
         spans.append(own)
     assert first is not None
     limited = limit_rows(chains, spans)
@@ -120,16 +144,28 @@ def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str
         rename={old: new for old, new in moves[0] if old != new},
         key_values=moved_metadata(first, moves[0]) if changed else {},
         schema_from=paths[0],
+        leaves=_leaves(paths[0], names) if group_weights(first) is not None else (),
     )
     cost = SpliceJob.COST + SpliceJob.FOOTER_COST * longest
+    shards = list(_splice_shards(flat, write))
     tasks = tuple(
-        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", shard), cost, f"shard {at}", "splicing")
-        for at, shard in enumerate(_splice_shards(flat, write.max_shard))
+        Task(f"task/{name}/{at:06d}", (f"{name}-{at:06d}", _runs(shard)), cost, f"shard {at}", "splicing")
+        for at, shard in enumerate(shards)
     )
+    weights = tuple((sum(span.rows for span in shard), sum(span.bytes for span in shard)) for shard in shards)
     rows = sum(span.rows for span in flat)
     size = sum(span.bytes for span in flat)
     whole = sum(span.bytes for own in spans for span in own)
-    return SplicePlan(job, tasks, rows, size, stored=int(stored * size / whole) if whole else stored)
+    return SplicePlan(job, tasks, rows, size, stored=int(stored * size / whole) if whole else stored, weights=weights)
+
+
+def _leaves(path: str, names: Sequence[str]) -> tuple[Leaf, ...]:
+    """Where a reference file has media, among the columns that stay."""
+    import pyarrow.parquet as pq
+
+    from penstock.media.kinds import leaves_of
+
+    return tuple(leaf for leaf in leaves_of(pq.read_schema(path)) if leaf.column in names)
 
 
 def _moved(chain: Chain) -> list[tuple[str, str]]:
@@ -143,8 +179,10 @@ def _moved(chain: Chain) -> list[tuple[str, str]]:
     return pairs
 
 
-def _light_spans(footer: Footer, ordinal: int, wanted: frozenset[str] | None) -> Iterator[Span]:
-    """Row groups sized by their footer alone: a splice holds no page."""
+def _light_spans(
+    footer: Footer, ordinal: int, wanted: frozenset[str] | None, weights: Sequence[int] | None
+) -> Iterator[Span]:
+    """Row groups sized by their footer, and by the files they refer to: a splice holds no page."""
     row = 0
     for group in range(footer.row_groups):
         rows = footer.group_rows(group)
@@ -152,25 +190,53 @@ def _light_spans(footer: Footer, ordinal: int, wanted: frozenset[str] | None) ->
             size = footer.group_bytes(group)
         else:
             size = sum(chunk.bytes for chunk in footer.chunks(group) if chunk.path[0] in wanted)
+        size += weights[group] if weights is not None else 0
         yield Span(ordinal, group, group + 1, row, rows, bytes=size, heaviest=0, row=0)
         row += rows
 
 
-def _splice_shards(spans: Sequence[Span], max_shard: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Row groups into shards: (file, first group, stop group) of each run of neighbours."""
-    held: list[tuple[int, int, int]] = []
+def _splice_shards(spans: Sequence[Span], write: Write) -> Iterator[list[Span]]:
+    """Row groups into shards: a new one before the row group that would pass the limit, or as many as were asked for."""
+    if write.num_shards is not None:
+        yield from _even_shards(spans, write.num_shards)
+        return
+    held: list[Span] = []
     size = 0
     for span in spans:
-        if held and size + span.bytes > max_shard:
-            yield tuple(held)
+        if held and size + span.bytes > write.max_shard:
+            yield held
             held, size = [], 0
-        if held and held[-1][0] == span.file and held[-1][2] == span.start:
-            held[-1] = (span.file, held[-1][1], span.stop)
-        else:
-            held.append((span.file, span.start, span.stop))
+        held.append(span)
         size += span.bytes
     if held or not spans:
-        yield tuple(held)
+        yield held
+
+
+def _even_shards(spans: Sequence[Span], count: int) -> Iterator[list[Span]]:
+    """As many shards as were asked for, or as there are row groups, cut where their bytes come nearest to even."""
+    count = max(1, min(count, len(spans)))
+    total = sum(span.bytes for span in spans)
+    start = passed = 0
+    for at in range(1, count + 1):
+        # Each of those still to come needs a row group of its own.
+        stop, most = start + 1, len(spans) - (count - at)
+        passed += spans[start].bytes if spans else 0
+        while stop < most and (at == count or passed + spans[stop].bytes // 2 <= total * at // count):
+            passed += spans[stop].bytes
+            stop += 1
+        yield list(spans[start:stop])
+        start = stop
+
+
+def _runs(shard: Sequence[Span]) -> tuple[tuple[int, int, int], ...]:
+    """(file, first group, stop group) of each run of neighbours."""
+    runs: list[tuple[int, int, int]] = []
+    for span in shard:
+        if runs and runs[-1][0] == span.file and runs[-1][2] == span.start:
+            runs[-1] = (span.file, runs[-1][1], span.stop)
+        else:
+            runs.append((span.file, span.start, span.stop))
+    return tuple(runs)
 
 
 def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str, str]:

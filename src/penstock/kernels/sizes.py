@@ -187,12 +187,18 @@ class Part:
 
 
 def bins(
-    batch: pa.RecordBatch, *, carry_rows: int, carry_bytes: int, max_rows: int = 1 << 62, max_bytes: int
+    batch: pa.RecordBatch,
+    *,
+    carry_rows: int,
+    carry_bytes: int,
+    max_rows: int = 1 << 62,
+    max_bytes: int,
+    sizes: Sizes | None = None,
 ) -> Iterator[Part]:
-    """Cut a batch at the bounds of its bins: see `cut`."""
+    """Cut a batch at the bounds of its bins: see `cut`. `sizes` of its rows, where they weigh more than they hold."""
     if batch.num_rows == 0:
         return
-    sizes = row_bytes(batch)
+    sizes = row_bytes(batch) if sizes is None else sizes
     starts = cut(sizes, carry_rows=carry_rows, carry_bytes=carry_bytes, max_rows=max_rows, max_bytes=max_bytes)
     edges = sorted({0, *starts, batch.num_rows})
     for begin, end in pairwise(edges):

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import UsageError
+from penstock.media.weights import KEY
 
 # Kind, and the feature `datasets` has for it; plain bytes are a `binary` column there.
 KINDS: dict[str, str | None] = {
@@ -26,7 +27,7 @@ KINDS: dict[str, str | None] = {
     "mesh": "Mesh",
     "bytes": None,
 }
-MARK = b"penstock:media"
+MARK = KEY.encode()
 # A page's size is a signed 32-bit number, and holds levels and a length beside the value.
 LARGEST_VALUE = (1 << 31) - (1 << 16)
 
@@ -114,12 +115,12 @@ def stored_type(kind: pa.DataType, kinds: Mapping[str, str], place: str = "") ->
 def references_in(column: pa.Array, leaf: Leaf) -> pa.StructArray:
     """The reference values of one leaf of a column, lists flattened."""
     array = column
-    for step in _steps(leaf.within):
+    for step in steps_of(leaf.within):
         array = array.flatten() if step == "[]" else pc.struct_field(array, [step])
     return array
 
 
-def _steps(within: str) -> Iterator[str]:
+def steps_of(within: str) -> Iterator[str]:
     """The steps into a column: "[].nifti" is "[]", "nifti"."""
     for part in within.replace("[]", ".[]").split("."):
         if part:

@@ -23,7 +23,7 @@ class Fragment:
 
     name: str
     rows: int
-    bytes: int  # Arrow bytes: what shards are cut by
+    bytes: int  # Arrow bytes, and those of the files that references stand for: what shards are cut by
     stored: int  # bytes of the file
     sha256: str
 
@@ -74,8 +74,10 @@ class FragmentWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         from penstock.kernels.sizes import bins
+        from penstock.media.sizes import real_bytes
 
-        for part in bins(batch, carry_rows=self._rows, carry_bytes=self._bytes, max_bytes=self._max):
+        sizes = real_bytes(batch)
+        for part in bins(batch, carry_rows=self._rows, carry_bytes=self._bytes, max_bytes=self._max, sizes=sizes):
             if part.new and self._encoder is not None:
                 self._end_fragment()
             if self._encoder is None:

@@ -42,7 +42,10 @@ class ParquetSink:
                 ) from None
 
     def encoder(self, out: Writing, schema: pa.Schema, *, large: bool) -> Encoder:
-        return ParquetEncoder(out, schema, large=large)
+        from penstock.media.kinds import leaves_of
+        from penstock.media.references import ReferenceEncoder
+
+        return ReferenceEncoder(out, schema) if leaves_of(schema) else ParquetEncoder(out, schema, large=large)
 
     def assemble(self, paths: Sequence[Path], out: Writing) -> None:
         from penstock.parquet.footer import read_footer
@@ -85,28 +88,35 @@ class ParquetEncoder:
 
     def _end_group(self) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         table = pa.Table.from_batches(self._held, schema=self._schema)
         self._held = []
         self._rows = self._bytes = 0
         if self._writer is None:
-            short = list(_short_columns(table, long_value=0 if self._large else LONG_VALUE))
-            self._writer = pq.ParquetWriter(
-                pa.PythonFile(self._out, mode="w"),
-                self._schema,
-                compression="zstd",
-                compression_level=ZSTD_LEVEL,
-                use_dictionary=short or False,
-                write_statistics=short or False,
-                write_page_index=True,
-                use_content_defined_chunking=True,
-                write_batch_size=1024,
-            )
+            self._writer = open_writer(self._out, table, long_value=0 if self._large else LONG_VALUE)
         if table.num_rows:
             self._writer.write_table(table, row_group_size=1 << 40)
         del table
         memory.trim()
+
+
+def open_writer(out: Writing, first: pa.Table, *, long_value: int = LONG_VALUE) -> pa.parquet.ParquetWriter:
+    """Arrow's writer with our settings; what the first row group holds tells which columns get a dictionary."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    short = list(_short_columns(first, long_value=long_value))
+    return pq.ParquetWriter(
+        pa.PythonFile(out, mode="w"),
+        first.schema,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=short or False,
+        write_statistics=short or False,
+        write_page_index=True,
+        use_content_defined_chunking=True,
+        write_batch_size=1024,
+    )
 
 
 def _short_columns(table: pa.Table, *, long_value: int) -> Iterator[str]:

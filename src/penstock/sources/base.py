@@ -25,6 +25,7 @@ class SourceFile:
     modified: int  # ns
     inode: int
     digest: str  # of its head and tail, where footers are
+    by_content: bool = False  # a table that was spooled: its digest is of all of it, and where it lies says nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,133 @@
+"""`ps.push`: whatever a user holds, published. `push_to_hub`'s keywords, and a budget."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.budget import parse_size, resolve_budget
+from penstock.chains import Chain, Write
+from penstock.dataset import DEFAULT_SHARD, Dataset, read, worker_count
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.meter import Watcher
+    from penstock.receipt import Receipt
+
+
+def push(
+    dataset: Any,
+    to: str,
+    *,
+    memory: str | int | None = None,
+    config_name: str = "default",
+    set_default: bool | None = None,
+    split: str | None = None,
+    data_dir: str | None = None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    max_shard_size: str | int | None = None,
+    num_shards: int | None = None,
+    embed_external_files: bool = True,
+    num_proc: int | None = None,
+    disk: str | int | None = None,
+    workers: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    watch: Watcher | None = None,
+    command: str | None = None,
+) -> Receipt:
+    """Publish a dataset to the Hugging Face Hub, as one transaction, under a memory budget.
+
+    In place of `hf_dataset.push_to_hub("org/name")`: `ps.push(hf_dataset, "org/name")`, with the same keywords. Run
+    again after any kill: it goes on, and sends nothing twice. Nothing is visible before everything is there.
+
+    Parameters
+    ----------
+    dataset
+        A `Dataset`, a `datasets.Dataset` or `DatasetDict`, an Arrow table, a frame, or a dict of any of these by split.
+    to
+        A dataset repository, "org/name"; it is made if it is not there.
+    memory
+        What the whole process tree may take, such as "2GB". See `Dataset.write`.
+    split
+        What these rows are called; "train" where nothing else says. A dict brings its own names.
+    data_dir
+        The folder in the repository; "data", or the config's name.
+    private
+        Whether a repository that is made is private. One that is there stays as it is.
+    max_shard_size
+        Bytes a shard holds at most, files included, unless one row is larger. Default: 500MB.
+    num_shards
+        As many shards, in place of a size; fewer where there are not as many row groups.
+    disk
+        What may be staged at a time, where rows must be made before they are sent.
+    """
+    from penstock.publish.commits import Wish
+    from penstock.publish.hub import HubPlace
+    from penstock.publish.push import push as run_push
+
+    if not embed_external_files:
+        raise UsageError("files are always embedded: a path of this machine means nothing elsewhere", where="push")
+    place = HubPlace(to, token=token, revision=revision, create_pr=create_pr, private=private)
+    settings = push_settings(
+        memory=memory, disk=disk, workers=workers or num_proc, scratch=scratch, restart=restart, command=command
+    )
+    return run_push(
+        splits_of(dataset, split),
+        place,
+        wish=Wish(config_name, set_default, data_dir, commit_message, commit_description),
+        write=push_write(max_shard_size, num_shards),
+        settings=settings,
+        watch=watch or (lambda status: None),
+    )
+
+
+def push_write(max_shard_size: str | int | None, num_shards: int | None) -> Write:
+    if max_shard_size is not None and num_shards is not None:
+        raise UsageError("max_shard_size and num_shards were both given", do="pass one of them")
+    if num_shards is not None and num_shards < 1:
+        raise UsageError(f"num_shards must be at least 1, not {num_shards!r}")
+    return Write("parquet", parse_size(max_shard_size or DEFAULT_SHARD, name="max_shard_size"), num_shards=num_shards)
+
+
+def push_settings(**given: Any) -> Any:
+    from penstock.run import Settings
+
+    place = given["scratch"] if given["scratch"] is not None else os.environ.get("PENSTOCK_SCRATCH") or None
+    command = given["command"]
+    return Settings(
+        budget=resolve_budget(given["memory"]),
+        workers=worker_count(given["workers"]),
+        scratch=None if place is None else Path(place),
+        disk=None if given["disk"] is None else parse_size(given["disk"], name="disk"),
+        restart=given["restart"],
+        command=command if command is not None else shlex.join(["python", *map(os.path.basename, sys.argv[:1])]),
+    )
+
+
+def splits_of(dataset: Any, split: str | None) -> dict[str, Sequence[Chain]]:
+    """The splits a user's object stands for."""
+    from penstock.media.frames import frame_splits
+
+    parts = frame_splits(dataset) if not isinstance(dataset, Dataset) else None
+    if parts is None and isinstance(dataset, Mapping) and all(isinstance(one, Dataset) for one in dataset.values()):
+        parts = dict(dataset)
+    if parts is not None:
+        if split is not None:
+            raise UsageError("a dict of splits has their names already", where="push", do="leave split= out")
+        return {str(name): as_dataset(one)._chains for name, one in parts.items()}
+    named = split or str(getattr(dataset, "split", None) or "train")
+    return {named: as_dataset(dataset)._chains}
+
+
+def as_dataset(thing: Any) -> Dataset:
+    return thing if isinstance(thing, Dataset) else read(thing)

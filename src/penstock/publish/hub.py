@@ -1,0 +1,379 @@
+"""The Hugging Face Hub as a place to publish to, through the real `huggingface_hub` client (1.x and 2.x).
+
+Content goes first and is invisible: an LFS object that no commit names. Commits come last. Every call is made patiently,
+and a commit whose answer was lost is looked for before it is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedIOBase
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.errors import NotAllowed, NotFound, RemoteFailed, UsageError
+from penstock.publish.retry import Patience, facts, patiently
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+T = TypeVar("T")
+
+MAY_WRITE = frozenset({"admin", "write", "contributor"})
+# The Hub asks for 50 to 100 files a commit, and gives up on a commit after 60 seconds.
+FILES_PER_COMMIT = 100
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Content whose digest is known: what a commit names."""
+
+    path: str  # in the repository
+    sha256: str
+    size: int
+    sample: bytes = b""  # its first 512 bytes, by which the Hub tells text from binary
+    mode: str = "lfs"  # or "regular": then it goes inside the commit
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the repository: LFS files tell their SHA-256, others only Git's own digest."""
+
+    size: int
+    sha256: str | None
+    git: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """The repository at one moment."""
+
+    exists: bool
+    private: bool = False
+    head: str | None = None
+    files: Mapping[str, RemoteFile] | None = None
+
+    def holds(self, sealed: Sealed) -> bool:
+        found = (self.files or {}).get(sealed.path)
+        if found is None or found.size != sealed.size:
+            return False
+        return found.sha256 == sealed.sha256 if found.sha256 is not None else sealed.mode == "regular"
+
+
+class HubPlace:
+    """One dataset repository, and one revision of it."""
+
+    def __init__(
+        self,
+        repo_id: str,
+        *,
+        token: str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        private: bool | None = None,
+        endpoint: str | None = None,
+        patience: Patience | None = None,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        try:
+            from huggingface_hub import HfApi, get_token
+            from huggingface_hub.errors import HFValidationError
+            from huggingface_hub.utils._validators import validate_repo_id
+        except ImportError:
+            raise UsageError(
+                "publishing to the Hub needs the huggingface_hub client",
+                do="install it: pip install 'penstock[hub]'",
+            ) from None
+        try:
+            validate_repo_id(repo_id)
+        except HFValidationError as error:
+            raise UsageError(f"is not a name the Hub takes ({error})", where=repo_id, do="name it ORG/NAME") from None
+        self._token = token or get_token()
+        self.api: HfApi = HfApi(endpoint=endpoint, token=self._token, library_name="penstock")
+        self.repo_id, self.revision, self.create_pr, self.private = repo_id, revision, create_pr, private
+        self.patience = patience or Patience()
+        self.stopped = stopped or threading.Event()
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.api.endpoint)
+
+    def address(self, revision: str | None = None) -> str:
+        return f"{self.endpoint}/datasets/{self.repo_id}" + (f"/tree/{revision}" if revision else "")
+
+    # -- before any work ------------------------------------------------------------------------------------------
+
+    def check(self) -> Look:
+        """Say now what would stop the push later: no token, no such owner, no right to write."""
+        if not self._token:
+            raise NotAllowed(
+                "there is no Hugging Face token",
+                where=self.repo_id,
+                do="run `hf auth login`, set HF_TOKEN, or pass token=",
+            )
+        who = self._ask("asking who the token belongs to", self.api.whoami)
+        if "/" not in self.repo_id:
+            self.repo_id = f"{who['name']}/{self.repo_id}"
+        role = who.get("auth", {}).get("accessToken", {}).get("role", "write")
+        if role == "read":
+            raise NotAllowed(
+                f"the token of {who['name']} may only read", where=self.repo_id, do="make a token that may write"
+            )
+        look = self.look(files=False)
+        owner = self.repo_id.partition("/")[0]
+        if not self.create_pr and owner != who["name"]:
+            roles = {org["name"]: org.get("roleInOrg", "write") for org in who.get("orgs", ())}
+            # A fine-grained token tells of no organizations; then only asking the repository itself helps.
+            if role != "fineGrained" and roles.get(owner) not in MAY_WRITE:
+                raise NotAllowed(
+                    f"{who['name']} may not write to {owner}"
+                    + (f" (role: {roles[owner]})" if owner in roles else ", and is no member of it"),
+                    where=self.repo_id,
+                    do="publish under your own name, or ask for the right to write",
+                )
+        if look.exists and not self.create_pr:
+            self._ask("asking whether it may be written to", self._try_preupload)
+        return look
+
+    def _try_preupload(self) -> None:
+        """What the client asks before every upload; the Hub answers it only to who may write."""
+        from huggingface_hub import CommitOperationAdd
+
+        self.api.preupload_lfs_files(
+            self.repo_id,
+            additions=[CommitOperationAdd("README.md", b"\n")],
+            revision=None if self._revision_missing() else self.revision,
+            repo_type="dataset",
+        )
+
+    def _revision_missing(self) -> bool:
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        if self.revision is None:
+            return False
+        try:
+            self.api.repo_info(self.repo_id, revision=self.revision, repo_type="dataset")
+        except RevisionNotFoundError:
+            return True
+        return False
+
+    def look(self, *, files: bool = True) -> Look:
+        """What is there now. A revision that does not exist yet looks empty."""
+        return self._ask("looking at the repository", lambda: self._look(files=files))
+
+    def _look(self, *, files: bool) -> Look:
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        try:
+            info = self.api.repo_info(self.repo_id, revision=self.revision, repo_type="dataset")
+        except RevisionNotFoundError:
+            return Look(exists=True, files={})
+        except RepositoryNotFoundError:
+            return Look(exists=False, files={})
+        private = bool(getattr(info, "private", False))
+        if not files or info.sha is None:
+            return Look(True, private, info.sha, {} if info.sha is None else None)
+        return Look(True, private, info.sha, dict(self._listed(info.sha)))
+
+    def _listed(self, revision: str) -> Iterator[tuple[str, RemoteFile]]:
+        from huggingface_hub.hf_api import RepoFile
+
+        for entry in self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type="dataset"):
+            if isinstance(entry, RepoFile):
+                lfs = entry.lfs
+                yield (
+                    entry.path,
+                    RemoteFile(lfs.size if lfs else entry.size, lfs.sha256 if lfs else None, entry.blob_id),
+                )
+
+    def read(self, path: str, *, revision: str | None) -> bytes | None:
+        """A small file as it is there now; None where there is none."""
+        from huggingface_hub import get_session
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import hf_raise_for_status
+
+        url = f"{self.endpoint}/datasets/{self.repo_id}/resolve/{revision or 'main'}/{path}"
+
+        def get() -> bytes | None:
+            try:
+                response = get_session().get(
+                    url, headers=build_hf_headers(token=self._token), follow_redirects=True, timeout=60
+                )
+                hf_raise_for_status(response)
+            except (EntryNotFoundError, RevisionNotFoundError, RepositoryNotFoundError):
+                return None
+            return bytes(response.content)
+
+        return self._ask(f"reading {path}", get)
+
+    # -- content, invisible ---------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the repository, and the revision, if they are not there."""
+        self._ask(
+            "creating the repository",
+            lambda: self.api.create_repo(self.repo_id, private=self.private, exist_ok=True, repo_type="dataset"),
+        )
+        if self.revision is not None and not self.revision.startswith("refs/"):
+            branch = self.revision
+            self._ask(
+                "creating the branch",
+                lambda: self.api.create_branch(self.repo_id, branch=branch, exist_ok=True, repo_type="dataset"),
+            )
+
+    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase]) -> str:
+        """Send content, unless the Hub has it already; how a commit will have to name it ("lfs" or "regular")."""
+
+        def upload() -> str:
+            with stream() as opened, _quiet():
+                operation = _addition(sealed, opened)
+                self.api.preupload_lfs_files(
+                    self.repo_id,
+                    additions=[operation],
+                    revision=self.revision,
+                    create_pr=self.create_pr,
+                    num_threads=1,
+                    free_memory=False,
+                    repo_type="dataset",
+                )
+                return str(operation._upload_mode)
+
+        return self._ask(f"sending {sealed.path}", upload)
+
+    def present(self, content: Sequence[Sealed]) -> list[bool]:
+        """Whether the Hub still has content that no commit names yet."""
+        from huggingface_hub.lfs import post_lfs_batch_info
+
+        found: dict[str, bool] = {}
+        lfs = [one for one in content if one.mode == "lfs"]
+        for at in range(0, len(lfs), FILES_PER_COMMIT):
+            chunk = lfs[at : at + FILES_PER_COMMIT]
+
+            def ask(chunk: Sequence[Sealed] = chunk) -> list[dict[str, Any]]:
+                actions, errors, *_ = post_lfs_batch_info(
+                    upload_infos=[_addition(one, None).upload_info for one in chunk],
+                    token=self._token,
+                    repo_type="dataset",
+                    repo_id=self.repo_id,
+                    revision=None if self.create_pr else self.revision,
+                    endpoint=self.endpoint,
+                )
+                return [*actions, *errors]
+
+            for answer in self._ask("asking what was sent", ask):
+                found[answer["oid"]] = not answer.get("actions") and "error" not in answer
+        return [one.mode == "regular" or found.get(one.sha256, False) for one in content]
+
+    # -- commits --------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        adds: Sequence[tuple[Sealed, Callable[[], BufferedIOBase] | None]],
+        deletes: Sequence[str],
+        *,
+        message: str,
+        description: str | None = None,
+        parent: str | None,
+        open_pr: bool = False,
+        went_through: Callable[[], str | None],
+    ) -> tuple[str, str | None]:
+        """One commit; its id, and the revision of a pull request it opened.
+
+        Raises `ParentMoved` where the repository has gone on from `parent`; whoever made the commit looks again.
+        """
+        from huggingface_hub import CommitOperationDelete
+
+        def make() -> tuple[str, str | None]:
+            from contextlib import ExitStack
+
+            with ExitStack() as stack, _quiet():
+                operations: list[Any] = []
+                for sealed, stream in adds:
+                    opened = stack.enter_context(stream()) if stream is not None else None
+                    operation = _addition(sealed, opened)
+                    if sealed.mode == "lfs":
+                        operation._upload_mode = "lfs"
+                        operation._is_uploaded = True
+                    operations.append(operation)
+                operations += [CommitOperationDelete(path, is_folder=False) for path in deletes]
+                try:
+                    made = self.api.create_commit(
+                        self.repo_id,
+                        operations,
+                        commit_message=message,
+                        commit_description=description,
+                        parent_commit=parent,
+                        revision=self.revision,
+                        create_pr=open_pr,
+                        repo_type="dataset",
+                    )
+                except Exception as error:
+                    if facts(error)[0] == 412:
+                        raise ParentMoved("another commit came first", where=self.repo_id) from error
+                    raise
+            return made.oid, made.pr_revision
+
+        def look_again() -> tuple[str, str | None] | None:
+            found = went_through()
+            return None if found is None else (found, None)
+
+        return patiently(
+            make,
+            what="the commit",
+            where=self.repo_id,
+            patience=self.patience,
+            stopped=self.stopped,
+            before_again=look_again,
+        )
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            return patiently(call, what=what, where=self.repo_id, patience=self.patience, stopped=self.stopped)
+        except RemoteFailed as error:
+            if isinstance(error.__cause__, RepositoryNotFoundError):
+                raise NotFound(
+                    "there is no such dataset repository, or this token may not see it",
+                    where=self.repo_id,
+                    do="check the name and the token",
+                ) from error.__cause__
+            raise
+
+
+class ParentMoved(RemoteFailed):
+    """Somebody else committed first: look again and make the commit anew."""
+
+
+def _addition(sealed: Sealed, opened: BufferedIOBase | None) -> CommitOperationAdd:
+    """The client's own operation, with a digest that is known already. Left to itself it would read the stream."""
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.lfs import UploadInfo
+
+    operation = CommitOperationAdd(sealed.path, b"")
+    if opened is not None and sealed.mode == "regular":
+        operation = CommitOperationAdd(sealed.path, opened.read())
+    elif opened is not None:
+        operation.path_or_fileobj = opened
+    if sealed.mode == "lfs":
+        operation.upload_info = UploadInfo(sha256=bytes.fromhex(sealed.sha256), size=sealed.size, sample=sealed.sample)
+    return operation
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The client warns at every file object that Xet is left out. It is, on purpose: its buffers know no budget."""
+    logger = logging.getLogger("huggingface_hub._commit_api")
+    known = any(isinstance(one, _NoXetWarning) for one in logger.filters)
+    if not known:
+        logger.addFilter(_NoXetWarning())
+    yield
+
+
+class _NoXetWarning(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "not supported by Xet Storage" not in record.getMessage()

@@ -1,0 +1,322 @@
+"""A push: content first, invisible; then commits, the last of which makes all of it visible at once.
+
+What happens at each crash point is decided here. Content counts when the journal says that it was sent; names are made
+from digests, so the same content always has the same name; and a commit is looked for before it is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+from penstock import memory, receipt
+from penstock.budget import Budget
+from penstock.chains import Chain, Write, key_of
+from penstock.engines.local import CALLERS_IMPORTS
+from penstock.journal import LOCK, Journal, clear, held
+from penstock.media.read import BIDS_FOLDER
+from penstock.media.spool import state_home
+from penstock.meter import Meter, Watcher
+from penstock.publish.card import Card
+from penstock.publish.commits import Commits, Sent, Streams, Wish
+from penstock.publish.hub import HubPlace, Sealed
+from penstock.publish.plan import PushPlan, SplitPlan, plan_push, plan_words
+from penstock.publish.seed import bids_seed, seeded_body
+from penstock.publish.send import Item, Sender, file_item, sealed_at, shard_item
+from penstock.publish.shards import Form, Recipe, token_of
+from penstock.receipt import Receipt
+from penstock.run import Settings
+
+# What hashing and sending take beside an interpreter, its imports and the plan: buffers, connections, one row group of
+# references at a time.
+SENDING = 40 << 20
+
+
+def push(
+    splits: Mapping[str, Sequence[Chain]],
+    place: HubPlace,
+    *,
+    wish: Wish,
+    write: Write,
+    settings: Settings,
+    watch: Watcher,
+) -> Receipt:
+    """Publish splits as one transaction. Same plan unfinished: go on. Already there: say so."""
+    look = place.check()
+    plan = plan_push(splits, write)
+    description = {"push": {"to": place.repo_id, "at": place.endpoint, "revision": place.revision,
+                            "create_pr": place.create_pr, **wish.describe()}, "splits": plan.describe()}  # fmt: skip
+    key = key_of(description)
+    state = state_folder(place, wish)
+    meter = Meter(settings.budget.allowed, watch)
+    meter.projected = projected_peak(settings.budget)
+    with held(state):
+        if settings.restart:
+            clear(state)
+        elif (found := _already_done(state, place, key)) is not None:
+            return found
+        with Journal(state, plan=description, key=key) as journal, _gauge(meter) as gauge:
+            if not look.exists or place.revision is not None:
+                place.create()
+            sent, streams = _send_all(plan, place, wish, journal, meter, settings, state)
+            meter.begin_bytes("commit", total=0, tasks=0)
+            commits = Commits(place, wish, journal, sent, streams, _fresh_card(plan, place, wish))
+            commit = commits.publish()
+            made = _receipt(plan, description, key, settings, meter, gauge, sent, wish)
+            made = replace(
+                made, published={**_where(place, wish, sent), "commit": commit, "commits": len(commits.made)}
+            )
+            made.save(state)
+        _clean(state)
+        return made
+
+
+def dry_run(
+    splits: Mapping[str, Sequence[Chain]], place: HubPlace, *, wish: Wish, write: Write, settings: Settings
+) -> tuple[str, dict[str, Any]]:
+    """What a push would do and take, in words and in figures, having opened what must be opened and sent nothing."""
+    look = place.check()
+    plan = plan_push(splits, write)
+    projected = projected_peak(settings.budget)
+    private = look.private if look.exists else bool(place.private)
+    state = ("exists, " if look.exists else "will be created, ") + ("private" if private else "public")
+    beside = sum(one.bytes for split in plan.splits for one in split.beside)
+    disk = sum(0 if split.form is not None else split.bytes for split in plan.splits)
+    text = plan_words(
+        plan,
+        target=place.address(place.revision),
+        state=state,
+        projected=projected,
+        allowed=settings.budget.allowed,
+        disk=disk,
+        beside_bytes=beside,
+    )
+    figures = {
+        "to": place.repo_id,
+        "exists": look.exists,
+        "private": private,
+        "rows": {split.name: split.rows for split in plan.splits},
+        "bytes": {split.name: split.bytes for split in plan.splits},
+        "shards": {split.name: len(split.recipes) for split in plan.splits},
+        "largest_row": {split.name: split.largest_row for split in plan.splits},
+        "beside": sum(len(split.beside) for split in plan.splits),
+        "memory": {"allowed": settings.budget.allowed, "projected": projected},
+        "disk": disk,
+        "commits": plan.commits(),
+    }
+    return text, figures
+
+
+def state_folder(place: HubPlace, wish: Wish) -> Path:
+    """Where the journal of a push lies: one for each repository, revision and config."""
+    about = json.dumps([place.endpoint, place.repo_id, place.revision, wish.config_name])
+    name = place.repo_id.replace("/", "--")
+    return state_home() / "push" / f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+
+
+def projected_peak(budget: Budget) -> int:
+    """What hashing and sending will take at most, refused where it does not fit."""
+    needed = min(memory.anonymous(), CALLERS_IMPORTS) + SENDING
+    budget.check(needed, what="hashing and sending shards")
+    return needed
+
+
+def _already_done(state: Path, place: HubPlace, key: str) -> Receipt | None:
+    """The receipt of this same push, its content still there. Any other push takes its place: names are digests."""
+    found = receipt.load(state)
+    if found is None or found.published is None or found.plan_key != key:
+        return None
+    look = place.look()
+    there = all(look.holds(Sealed(shard["path"], shard["sha256"], shard["bytes"])) for shard in found.shards)
+    return replace(found, already_done=True) if there else None
+
+
+# -- content ----------------------------------------------------------------------------------------------------------
+
+
+def _send_all(
+    plan: PushPlan, place: HubPlace, wish: Wish, journal: Journal, meter: Meter, settings: Settings, state: Path
+) -> tuple[list[Sent], Streams]:
+    """Everything hashed and sent, nothing visible."""
+    _forget_what_is_gone(place, journal)
+    total = plan.bytes + sum(one.bytes for split in plan.splits for one in split.beside)
+    meter.begin_bytes("send", total=total, tasks=plan.files)
+    sender = Sender(place, journal, stopped=place.stopped, on_sent=meter.bytes_done)
+    items: list[Item] = []
+
+    def give(item: Item) -> None:
+        items.append(item)
+        sender.give(item)
+        sender.check()
+
+    try:
+        made = []
+        for split in plan.splits:
+            for one in split.beside:
+                give(file_item(one.path, one.file, one.bytes, one.modified))
+            if split.form is None:
+                from penstock.publish.build import build
+
+                made.append((split, *build(split, plan.write, give, journal, meter, settings, state)))
+                continue
+            for recipe in split.recipes:
+                give(shard_item(split.name, split.form, recipe))
+            made.append((split, split.form, split.recipes))
+        sender.finish()
+    except BaseException:
+        sender.stop()
+        raise
+    streams = {
+        journal.records[f"task/hashed/{item.key}"]["sha256"]: _opener(item)
+        for item in items
+        if journal.records[f"task/sent/{item.key}"]["mode"] != "lfs"
+    }
+    return [_sent(split, form, recipes, journal, wish) for split, form, recipes in made], streams
+
+
+def _opener(item: Item) -> Callable[[], BufferedIOBase]:
+    return lambda: item.open(False)
+
+
+def _forget_what_is_gone(place: HubPlace, journal: Journal) -> None:
+    """The Hub may drop content that no commit came to name: what it no longer has is sent again."""
+    keys = [key for key in journal.records if key.startswith("task/sent/")]
+    known = [sealed_at(journal, key.removeprefix("task/sent/"), "")[0] for key in keys]
+    for key, there in zip(keys, place.present(known), strict=True):
+        if not there:
+            del journal.records[key]
+
+
+def _sent(split: SplitPlan, form: Form, recipes: Sequence[Recipe], journal: Journal, wish: Wish) -> Sent:
+    keys = [f"{split.name}/{recipe.at:06d}" for recipe in recipes]
+    token = token_of(journal.records[f"task/hashed/{key}"]["sha256"] for key in keys)
+    folder = f"{wish.folder()}/{split.name}-{token}"
+    found = [sealed_at(journal, key, f"{folder}/{at:05d}-of-{len(keys):05d}.parquet") for at, key in enumerate(keys)]
+    return Sent(
+        name=split.name,
+        folder=folder,
+        shards=tuple(sealed for sealed, _ in found),
+        rows=tuple(recipe.rows for recipe in recipes),
+        stretches=tuple(hashed["stretch"] for _, hashed in found),
+        beside=tuple(sealed_at(journal, f"beside/{one.path}", one.path)[0] for one in split.beside),
+        features=form.features,
+        bytes=sum(recipe.bytes for recipe in recipes),
+        inputs=tuple(
+            {"path": file.name, **({} if file.by_content else {"bytes": file.bytes})}
+            for chain in split.chains
+            for file in chain.read.files
+        ),
+    )
+
+
+def _fresh_card(plan: PushPlan, place: HubPlace, wish: Wish) -> Card:
+    """The card of a repository that has none; that of a BIDS tree from its own description."""
+    beside = {one.path: one.file for split in plan.splits for one in split.beside}
+    if (about := beside.get(f"{BIDS_FOLDER}/dataset_description.json")) is not None:
+        texts = [_read_text(beside.get(f"{BIDS_FOLDER}/{name}")) for name in ("README", "CHANGES")]
+        texts[0] = texts[0] or _read_text(beside.get(f"{BIDS_FOLDER}/README.md"))
+        try:
+            stated = json.loads(_read_text(about) or "{}")
+        except ValueError:
+            stated = {}
+        if isinstance(stated, dict):
+            return bids_seed(stated, texts[0], texts[1], repo_id=place.repo_id)
+    return Card(body=seeded_body(place.repo_id, config_name=wish.config_name))
+
+
+def _read_text(path: str | None) -> str | None:
+    if path is None:
+        return None
+    with open(path, encoding="utf-8", errors="replace") as f:
+        return f.read(1 << 20)
+
+
+# -- what it took -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Gauge:
+    """What the kernel says the push took."""
+
+    measured: int = 0
+
+
+@contextmanager
+def _gauge(meter: Meter) -> Iterator[Gauge]:
+    """Sample this process and what it has started, for the progress line and the receipt."""
+    gauge, done, own = Gauge(), threading.Event(), os.getpid()
+    # Law 1 covers what Penstock takes, not what a notebook held before.
+    heap = max(0, memory.anonymous() - CALLERS_IMPORTS)
+
+    def sample() -> None:
+        while not done.wait(0.05):
+            tree = memory.anonymous() - heap + sum(memory.anonymous(child) for child in memory.children(own))
+            gauge.measured = max(gauge.measured, tree)
+            meter.sampled(tree)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield gauge
+    finally:
+        done.set()
+        thread.join()
+
+
+def _where(place: HubPlace, wish: Wish, sent: Sequence[Sent]) -> dict[str, Any]:
+    return {
+        "to": place.repo_id,
+        "revision": place.revision,
+        "config": wish.config_name,
+        "splits": [one.name for one in sent],
+    }
+
+
+def _receipt(
+    plan: PushPlan,
+    description: dict[str, Any],
+    key: str,
+    settings: Settings,
+    meter: Meter,
+    gauge: Gauge,
+    sent: Sequence[Sent],
+    wish: Wish,
+) -> Receipt:
+    shards = [shard for one in sent for shard in one.published(wish)["shards"]]
+    written = sum(shard["rows"] for shard in shards)
+    return Receipt(
+        command=settings.command,
+        plan=description,
+        plan_key=key,
+        inputs=plan.inputs(),
+        rows={"read": written, "written": written, "dropped": {}, "first_error": None},
+        shards=shards,
+        memory={
+            "allowed": settings.budget.allowed,
+            "reserved": meter.projected - SENDING,
+            "projected": meter.projected,
+            "measured": gauge.measured,
+            "workers": 0,
+            "trace": meter.trace.as_json(),
+        },
+        disk={"projected": meter.disk_projected, "measured": meter.disk_measured},
+        tasks={"planned": meter.planned, "run": meter.run},
+        seconds=round(meter.seconds(), 3),
+        versions=receipt.versions(),
+    )
+
+
+def _clean(state: Path) -> None:
+    """The receipt is there: everything that was only needed while running goes."""
+    for entry in state.iterdir():
+        if entry.name not in (receipt.NAME, LOCK):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -1,0 +1,203 @@
+"""Sending: shard n+1 is hashed while shard n is on its way, each journalled as it is done.
+
+Content is told by its SHA-256, so what a killed push has sent is never sent again, and what it had hashed is not hashed
+again. Threads, not workers: hashing and sockets let go of the interpreter, and nothing here holds a value.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from queue import Queue
+from typing import Any, Protocol
+
+from penstock.journal import Journal
+from penstock.parquet.stream import Range, Section, VirtualFile, digest
+from penstock.publish.hub import Sealed
+from penstock.publish.shards import Form, Recipe, sample_of
+
+UPLOADS = 2  # at once
+WAITING = 2  # hashed, and not yet on its way
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to send: a shard, or a file that goes with the dataset as it is."""
+
+    key: str  # in the journal
+    name: str  # for messages, and the ending by which the Hub tells data from text
+    open: Callable[[bool], VirtualFile]  # True: what is read will be read again soon
+    stretch: Callable[[], tuple[int, int] | None]
+    sent: Callable[[], None] = lambda: None  # it is safe now: what was built for it may go
+
+
+def shard_item(split: str, form: Form, recipe: Recipe) -> Item:
+    """A shard, laid out when it is first needed."""
+    made: list[Any] = []
+
+    def shard() -> Any:
+        if not made:
+            made.append(form.virtual(recipe.spans))
+        return made[0]
+
+    def done() -> None:
+        made.clear()
+        for path in recipe.staged:
+            Path(path).unlink(missing_ok=True)
+
+    return Item(
+        key=f"{split}/{recipe.at:06d}",
+        name=f"{split}/{recipe.at:05d}.parquet",
+        open=lambda keep: shard().open(keep_cache=keep),
+        stretch=lambda: sample_of(shard(), at=recipe.at),
+        sent=done,
+    )
+
+
+def file_item(path: str, file: str, size: int, modified: int) -> Item:
+    whole = Range(file, 0, size, size, modified)
+
+    def opened(keep: bool) -> VirtualFile:
+        return VirtualFile([Section(size, lambda: [whole])], name=path, keep_cache=keep)
+
+    return Item(key=f"beside/{path}", name=path, open=opened, stretch=lambda: None)
+
+
+class Sends(Protocol):
+    """A place that takes content before it is visible."""
+
+    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase]) -> str: ...
+
+
+class Stopped(Exception):
+    """Another thread has failed, or the user has had enough."""
+
+
+class Sender:
+    """One thread that hashes, some that send. `give` what there is, then `finish`."""
+
+    def __init__(
+        self,
+        place: Sends,
+        journal: Journal,
+        *,
+        stopped: threading.Event,
+        on_sent: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._place, self._journal, self._stopped = place, journal, stopped
+        self._on_sent = on_sent
+        self._lock = threading.Lock()
+        self._to_hash: Queue[Item | None] = Queue()
+        self._to_send: Queue[tuple[Item, Sealed] | None] = Queue(WAITING)
+        self._errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._guarded, args=(self._hash,), daemon=True)]
+        self._threads += [
+            threading.Thread(target=self._guarded, args=(self._send,), daemon=True) for _ in range(UPLOADS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def give(self, item: Item) -> None:
+        """Hash and send this, unless the journal says that it was."""
+        if f"task/sent/{item.key}" in self._journal.records:
+            item.sent()
+            self._on_sent(int(self._journal.records[f"task/hashed/{item.key}"]["size"]))
+            return
+        self._to_hash.put(item)
+
+    def check(self) -> None:
+        """Raise what a thread has met."""
+        if self._errors:
+            raise self._errors[0]
+
+    def finish(self) -> None:
+        """Wait until everything is sent."""
+        self._to_hash.put(None)
+        while any(thread.is_alive() for thread in self._threads):
+            for thread in self._threads:
+                thread.join(0.05)
+            self.check()
+        self.check()
+
+    def stop(self) -> None:
+        """Leave off as soon as may be. A request in the middle of its body is cut when the process ends."""
+        self._stopped.set()
+        self._to_hash.put(None)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._errors.append(error)
+            self._stopped.set()
+
+    def _hash(self) -> None:
+        try:
+            while (item := self._next(self._to_hash)) is not None:
+                self._put((item, self._sealed(item)))
+        finally:
+            for _ in range(UPLOADS):
+                self._put(None)
+
+    def _sealed(self, item: Item) -> Sealed:
+        key = f"task/hashed/{item.key}"
+        if (known := self._journal.records.get(key)) is None:
+            stretch = item.stretch()
+            with item.open(True) as stream:
+                found = digest(stream, stretches=[stretch] if stretch else [], on_bytes=self._not_stopped)
+            known = {
+                "sha256": found.sha256,
+                "size": found.size,
+                "sample": base64.b64encode(found.sample).decode(),
+                "stretch": [*stretch, *found.stretches] if stretch else None,
+            }
+            self._record(key, known)
+        return Sealed(item.name, known["sha256"], known["size"], base64.b64decode(known["sample"]))
+
+    def _send(self) -> None:
+        while (taken := self._next(self._to_send)) is not None:
+            item, sealed = taken
+            mode = self._place.send(sealed, lambda item=item: item.open(False))  # type: ignore[misc]
+            self._record(f"task/sent/{item.key}", {"mode": mode})
+            item.sent()
+            self._on_sent(sealed.size)
+
+    def _record(self, key: str, record: dict[str, Any]) -> None:
+        with self._lock:
+            self._journal.commit(key, record)
+
+    def _not_stopped(self, count: int) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+
+    def _next(self, queue: Queue[Any]) -> Any:
+        from queue import Empty
+
+        while not self._stopped.is_set():
+            try:
+                return queue.get(timeout=0.1)
+            except Empty:
+                continue
+        raise Stopped
+
+    def _put(self, taken: tuple[Item, Sealed] | None) -> None:
+        from queue import Full
+
+        while not self._stopped.is_set():
+            try:
+                return self._to_send.put(taken, timeout=0.1)
+            except Full:
+                continue
+
+
+def sealed_at(journal: Journal, item_key: str, path: str) -> tuple[Sealed, dict[str, Any]]:
+    """What the journal knows of something that was sent, under the path it gets."""
+    hashed, sent = journal.records[f"task/hashed/{item_key}"], journal.records[f"task/sent/{item_key}"]
+    sealed = Sealed(path, hashed["sha256"], hashed["size"], base64.b64decode(hashed["sample"]), sent["mode"])
+    return sealed, hashed
