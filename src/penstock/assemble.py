@@ -46,11 +46,16 @@ class AssembleJob:
     format: str
     source: str
     target: str
+    embeds: bool = False  # fragments refer to media, which are read and joined to them
     COST: ClassVar[int] = 12 << 20
+    EMBED_COST: ClassVar[int] = 32 << 20
     most_workers: ClassVar[int] = 1  # as for splicing
 
     def warm_up(self) -> None:
         sink_of(self.format)
+        if self.embeds:
+
+            import penstock.parquet.embed  # noqa: F401
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
         (name, group), _ = payload

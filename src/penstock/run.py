@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import receipt
 from penstock.assemble import group_fragments
@@ -32,6 +32,9 @@ from penstock.sources.base import ReadOptions, SourceFile
 from penstock.stage import Schemas, StageJob
 from penstock.steps.limit import Limit
 from penstock.waves import Crew, assemble, learned_schemas, run_pass, survey, survey_tasks
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *,
         return found
     meter = Meter(settings.budget.allowed, watch)
     with LocalEngine(settings.budget, workers=settings.workers, on_sample=meter.on_sample) as engine:
-        run = _Run(numbered(chains), what, settings, place, meter, engine)
+        run = Run(numbered(chains), what, settings, place, meter, engine)
         ready = run.plan_ahead()  # refusals come before anything is written
         with held(place.state):
             if settings.restart:
@@ -104,7 +107,7 @@ def _already_done(place: Destination, description: dict[str, Any], key: str) -> 
     return replace(found, already_done=True)
 
 
-class _Run:
+class Run:
     """Passes one after the other, until the last has written the output."""
 
     def __init__(
@@ -127,6 +130,24 @@ class _Run:
 
     def go(self, crew: Crew, ready: Pass | None) -> tuple[list[Fragment], list[Result]]:
         """The shards of the output and the results of the tasks that made them."""
+        final, earlier = self.last_pass(crew, ready)
+        results = run_pass(crew, final)
+        fragments = _fragments(results) or [self.empty(crew, final, self.what.format)]
+        groups = [[one] for one in fragments] if final.spliced else group_fragments(fragments, self.what.max_shard)
+        embeds = not final.spliced and self._refers(crew, final)
+        return assemble(crew, groups, self.what.format, embeds=embeds), earlier + results
+
+    def _refers(self, crew: Crew, final: Pass) -> bool:
+        """Whether fragments hold references to media that shards must hold themselves."""
+        from penstock.media.kinds import leaves_of
+
+        media = bool(leaves_of(final_schema(crew.journal, final)))
+        if media and self.what.format != "parquet":
+            raise UsageError("media are written as Parquet", where=self.what.format, do="choose --format parquet")
+        return media
+
+    def last_pass(self, crew: Crew, ready: Pass | None) -> tuple[Pass, list[Result]]:
+        """Every pass before the last is run; the last one is planned, and the caller's to run."""
         chains = self.chains
         earlier: list[Result] = []
         at = 0
@@ -134,11 +155,7 @@ class _Run:
             chains, results = self._materialise(crew, chains, limit, f"p{at}")
             earlier += results
             at += 1
-        final = ready or self._plan(chains, self._survey(crew, chains, f"p{at}"), f"p{at}", self.what)
-        results = run_pass(crew, final)
-        fragments = _fragments(results) or [self._empty(crew, final, self.what.format)]
-        groups = [[one] for one in fragments] if final.spliced else group_fragments(fragments, self.what.max_shard)
-        return assemble(crew, groups, self.what.format), earlier + results
+        return ready or self._plan(chains, self._survey(crew, chains, f"p{at}"), f"p{at}", self.what), earlier
 
     def _plan(self, chains: Sequence[Chain], surveys: Surveys, name: str, what: Write) -> Pass:
         """Plan a pass, measure what its job reserves in a first worker, and refuse what fits in no way."""
@@ -172,7 +189,7 @@ class _Run:
         planned = self._plan(before, self._survey(crew, before, name), name, what)
         results = run_pass(crew, planned, enough=limit.rows)
         fragments = _fragments(results)
-        files = tuple(self._as_source(one) for one in fragments or [self._empty(crew, planned, "parquet")])
+        files = tuple(self._as_source(one) for one in fragments or [self.empty(crew, planned, "parquet")])
         first = next(iter(place))
         steps = chains[first].steps[place[first] :]
         after = Chain(Read(files, "parquet", ReadOptions()), steps, chains[first].base, dense=True)
@@ -184,16 +201,9 @@ class _Run:
         about = path.stat()
         return SourceFile(str(path), fragment.name, about.st_size, about.st_mtime_ns, about.st_ino, fragment.sha256)
 
-    def _empty(self, crew: Crew, planned: Pass, format: str) -> Fragment:
+    def empty(self, crew: Crew, planned: Pass, format: str) -> Fragment:
         """A result of no rows still has its columns."""
-        assert isinstance(planned.job, StageJob)  # a splice of nothing is a file of its own
-        branch = planned.job.branches[0]
-        learned = {
-            at + len(branch.steps): schema
-            for (own, at), schema in learned_schemas(crew.journal, planned.name).items()
-            if own == 0
-        }
-        schema = Schemas(branch, learned).last() or branch.schema
+        schema = final_schema(crew.journal, planned)
         writer = FragmentWriter(sink_of(format), self.place.work, f"{planned.name}-empty", schema, max_bytes=1)
         return writer.write_empty()
 
@@ -225,6 +235,18 @@ class _Run:
                 where=str(where),
                 do="free some space and run the same command again",
             )
+
+
+def final_schema(journal: Journal, planned: Pass) -> pa.Schema:
+    """What the rows of a pass look like in the end, known from the plan or learned as it ran."""
+    assert isinstance(planned.job, StageJob)  # a splice has a file to tell
+    branch = planned.job.branches[0]
+    learned = {
+        at + len(branch.steps): schema
+        for (own, at), schema in learned_schemas(journal, planned.name).items()
+        if own == 0
+    }
+    return Schemas(branch, learned).last() or branch.schema
 
 
 def _receipt(

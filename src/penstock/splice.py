@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from penstock.chains import Chain, Write, limit_rows
 from penstock.engines.notes import Notes
@@ -196,9 +196,9 @@ def _light_spans(
 
 
 def _splice_shards(spans: Sequence[Span], write: Write) -> Iterator[list[Span]]:
-    """Row groups into shards: a new one before the row group that would pass the limit, or as many as were asked for."""
+    """Row groups into shards: a new one before the row group that would pass the limit, or as many as asked for."""
     if write.num_shards is not None:
-        yield from _even_shards(spans, write.num_shards)
+        yield from even_shards(spans, write.num_shards)
         return
     held: list[Span] = []
     size = 0
@@ -212,7 +212,17 @@ def _splice_shards(spans: Sequence[Span], write: Write) -> Iterator[list[Span]]:
         yield held
 
 
-def _even_shards(spans: Sequence[Span], count: int) -> Iterator[list[Span]]:
+class Weighs(Protocol):
+    """A row group, to who only puts it into a shard."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
+W = TypeVar("W", bound=Weighs)
+
+
+def even_shards(spans: Sequence[W], count: int) -> Iterator[list[W]]:
     """As many shards as were asked for, or as there are row groups, cut where their bytes come nearest to even."""
     count = max(1, min(count, len(spans)))
     total = sum(span.bytes for span in spans)
@@ -240,15 +250,23 @@ def _runs(shard: Sequence[Span]) -> tuple[tuple[int, int, int], ...]:
 
 
 def moved_metadata(footer: Footer, moved: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Arrow's own schema, for the columns that stay: without it, types that Parquet has no word for would be lost."""
+    """Arrow's own schema, for the columns that stay: without it, types that Parquet has no word for would be lost.
+    Features that `datasets` declared there go on with it."""
     import base64
 
     import pyarrow as pa
+
+    from penstock.media.declare import KEY, declare
+    from penstock.publish.features import declared_features
 
     made: dict[str, str] = {}
     if (stored := footer.key_values.get("ARROW:schema")) is not None:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored)))
         fields = [schema.field(old).with_name(new) for old, new in moved if old in schema.names]
         if len(fields) == len(moved):
-            made["ARROW:schema"] = base64.b64encode(pa.schema(fields).serialize().to_pybytes()).decode()
+            known = declared_features(footer.key_values.get(KEY.decode()))
+            new = declare(pa.schema(fields), known={new: known[old] for old, new in moved if old in known})
+            made["ARROW:schema"] = base64.b64encode(new.serialize().to_pybytes()).decode()
+            if KEY in (new.metadata or {}):
+                made[KEY.decode()] = new.metadata[KEY].decode()
     return made

@@ -84,8 +84,18 @@ def survey_tasks(chains: Sequence[Chain], prefix: str) -> tuple[SurveyJob, list[
     return SurveyJob(tuple((chain.read.files, chain.read.format, chain.read.options) for chain in chains)), tasks
 
 
-def run_pass(crew: Crew, planned: Pass, *, enough: int | None = None) -> list[Result]:
-    """Run a pass; the results of all its tasks, in order, or of as many as hold enough rows."""
+def run_pass(
+    crew: Crew,
+    planned: Pass,
+    *,
+    enough: int | None = None,
+    after: Callable[[Task], None] = lambda task: None,
+    room: Callable[[list[Task]], bool] = lambda running: True,
+) -> list[Result]:
+    """Run a pass; the results of all its tasks, in order, or of as many as hold enough rows.
+
+    `after` hears of each task once it is journalled; `room` says whether what another makes has a place to lie.
+    """
     records = crew.journal.records
     learned = learned_schemas(crew.journal, planned.name)
     _share(planned.job, learned)
@@ -105,6 +115,8 @@ def run_pass(crew: Crew, planned: Pass, *, enough: int | None = None) -> list[Re
     def may_start(task: Task, running: list[Task]) -> bool:
         """Until the schemas of a branch's maps are known, a task of it runs alone: its first batch tells."""
         branch = branch_of.get(task.key, -1)
+        if not room(running):
+            return False
         return not running or all((branch, at) in learned for at in unknown.get(branch, ()))
 
     def has_enough() -> bool:
@@ -121,26 +133,27 @@ def run_pass(crew: Crew, planned: Pass, *, enough: int | None = None) -> list[Re
         on_said=on_said,
         may_start=may_start,
         enough=has_enough,
+        after=after,
         shared={"learned": learned},
     )
     keys = [task.key for task in planned.tasks] if enough is None else _first_done(planned.tasks, records, enough)
     return [records[key] for key in keys]
 
 
-def assemble(crew: Crew, groups: Sequence[Sequence[Fragment]], format: str) -> list[Fragment]:
-    """A shard of each group: the fragment itself where it is alone, else its fragments put together."""
+def assemble(crew: Crew, groups: Sequence[Sequence[Fragment]], format: str, *, embeds: bool = False) -> list[Fragment]:
+    """A shard of each group: the fragment itself where it is alone and whole, else its fragments put together."""
     elsewhere = crew.place.elsewhere()
-    job = AssembleJob(format, str(crew.place.work), str(crew.place.state))
+    job = AssembleJob(format, str(crew.place.work), str(crew.place.state), embeds)
     tasks = {
         at: Task(
             f"shard/{at:06d}",
             (f"shard-{at:06d}{sink_of(format).ending}", tuple(group)),
-            AssembleJob.COST,
+            AssembleJob.EMBED_COST if embeds else AssembleJob.COST,
             label=f"shard {at}",
             smallest_for="putting fragments together",
         )
         for at, group in enumerate(groups)
-        if len(group) > 1 or elsewhere
+        if len(group) > 1 or elsewhere or embeds
     }
 
     def remove_fragments(task: Task) -> None:

@@ -11,6 +11,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
+    from penstock.meter import Watcher
 
 HELP = "publish a dataset, media included, to the Hugging Face Hub: one transaction that survives being killed"
 
@@ -71,35 +72,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from penstock.cli.progress import Progress
     from penstock.cli.report import report_push
-    from penstock.publish.api import push, push_settings, push_write, splits_of
+    from penstock.publish.api import push
 
-    if args.rehearse:
-        from penstock.publish.rehearse import rehearse
-
-        return rehearse(args)
     dataset = source(args)
     if args.dry_run:
-        from penstock.publish.commits import Wish
-        from penstock.publish.hub import HubPlace
-        from penstock.publish.push import dry_run
-
-        place = HubPlace(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
-        settings = push_settings(
-            memory=args.memory, disk=args.disk, workers=args.workers, scratch=args.scratch, restart=False, command=""
-        )
-        text, figures = dry_run(
-            splits_of(dataset, args.split),
-            place,
-            wish=Wish(args.config, args.set_default, args.data_dir),
-            write=push_write(args.max_shard_size, args.num_shards),
-            settings=settings,
-        )
-        print(json.dumps(figures) if args.json else text)
-        return 0
+        return _dry_run(args, dataset)
     with Progress(quiet=args.json) as progress:
+        if args.rehearse:
+            return _rehearse(args, dataset, progress)
         receipt = push(dataset, args.to, watch=progress, **push_arguments(args))
     report_push(receipt, as_json=args.json)
     return 0
+
+
+def _dry_run(args: argparse.Namespace, dataset: Dataset) -> int:
+    from penstock.publish.api import splits_of
+    from penstock.publish.hub import HubPlace
+    from penstock.publish.push import dry_run
+
+    place = HubPlace(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
+    text, figures = dry_run(splits_of(dataset, args.split), place, **_how(args))
+    print(json.dumps(figures) if args.json else text)
+    return 0
+
+
+def _rehearse(args: argparse.Namespace, dataset: Dataset, progress: Watcher) -> int:
+    from penstock.publish.api import splits_of
+    from penstock.publish.rehearse import rehearse
+
+    seen = rehearse(splits_of(dataset, args.split), args.to, private=args.private, watch=progress, **_how(args))
+    print(json.dumps(seen.as_json()) if args.json else seen.text())
+    return 1 if seen.failed else 0
+
+
+def _how(args: argparse.Namespace) -> dict[str, Any]:
+    from penstock.publish.api import push_settings, push_write
+    from penstock.publish.commits import Wish
+
+    return {
+        "wish": Wish(args.config, args.set_default, args.data_dir, args.commit_message, args.commit_description),
+        "write": push_write(args.max_shard_size, args.num_shards),
+        "settings": push_settings(
+            memory=args.memory,
+            disk=args.disk,
+            workers=args.workers,
+            scratch=args.scratch,
+            restart=args.restart,
+            command=options.command_line(),
+        ),
+    }
 
 
 def source(args: argparse.Namespace) -> Dataset:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.chains import Beside, Chain, Read
 from penstock.dataset import Dataset
+from penstock.media.declare import declare
 from penstock.media.spool import spool
 from penstock.sources.base import ReadOptions
 
@@ -86,17 +87,12 @@ def read_bids(
         for one in tree.beside
     )
     name = os.path.basename(os.path.abspath(root))
-    return _spooled(tree.schema, tree.batches(), name=name, folders=(os.path.abspath(root),), beside=beside)
+    return _spooled(declare(tree.schema), tree.batches(), name=name, folders=(os.path.abspath(root),), beside=beside)
 
 
 def of_found(found: Found) -> Dataset:
     """A dataset of what `files`, `folders` and `frames` give."""
-    from penstock.publish.features import huggingface_metadata
-
-    schema = found.schema
-    if found.features:
-        stated = huggingface_metadata(found.features)
-        schema = schema.with_metadata({**(schema.metadata or {}), b"huggingface": stated})
+    schema = declare(found.schema, known=found.features)
     return _spooled(schema, found.batches(), name=found.label, folders=found.folders)
 
 

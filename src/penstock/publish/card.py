@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ _FRONT = re.compile(r"^(\s*---(?:\r\n|\r|\n))([\S\s]*?)((?:\r\n|\r|\n)---[ \t]*(
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 _NOT_IN_CONFIG = frozenset(r'<>:/\|?*"')
 _OVERRIDES = ".huggingface.yaml"
+_NEVER = object()
 _SIZES = (
     *((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M")),
     *((10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"), (10**11, "10B<n<100B")),
@@ -51,17 +53,11 @@ class Card:
         """The whole README. Keys that were not changed keep their comments and quotes."""
         if not self.data:
             return self.body
-        parts = [self._part(key, value) for key, value in self.data.items()]
-        front = "".join(parts)
-        if any(key in self.written for key in self.data) and not _says(front, self.data):
-            front = _dumped(dict(self.data), self.newline)
-        return f"---{self.newline}{front}---{self.newline}{self.body}"
-
-    def _part(self, key: str, value: Any) -> str:
-        kept = self.written.get(key)
-        if kept is not None and kept[0] is value:
-            return kept[1]
-        return _dumped({key: value}, self.newline)
+        front = []
+        for key, value in self.data.items():
+            before, text = self.written.get(key, (_NEVER, ""))
+            front.append(text if before is value else _dumped({key: value}, self.newline))
+        return f"---{self.newline}{''.join(front)}---{self.newline}{self.body}"
 
     @property
     def has_configs(self) -> bool:
@@ -118,9 +114,9 @@ def with_split(
 
     As `push_to_hub` it refuses a split whose features are not those of the other splits of its config, and a second
     default config. Other than `push_to_hub`, it takes over the new features when the config's only split is replaced
-    (there, stale ones stay and loading fails), keeps a config's other settings, `default` among them, and keeps splits
-    that an older `push_to_hub` left without a card. It refuses a repository whose other configs are no Parquet:
-    `load_dataset` reads all configs with the reader of the first.
+    (there, stale ones stay and loading fails), keeps a config's other settings, `default` among them, keeps splits that
+    an older `push_to_hub` left without a card, and those of a card without sizes (there, loading fails). It refuses a
+    repository whose other configs are no Parquet: `load_dataset` reads all configs with the reader of the first.
     """
     check_names(config_name, split)
     if _OVERRIDES in files:
@@ -149,6 +145,7 @@ def with_split(
         features,
         config_name=config_name,
         together=together,
+        named=patterns,
         grown=download_size - deleted_size,
         least=download_size,
     )
@@ -373,22 +370,25 @@ def _info(
     *,
     config_name: str,
     together: Collection[str],
+    named: Collection[str],
     grown: int,
     least: int,
 ) -> dict[str, Any]:
-    """One config's sizes and features with a split added or replaced. The split goes last, as push_to_hub has it."""
-    stated = before.get("splits") or []
-    others = [one for one in stated if isinstance(one, dict) and one.get("name") != split["name"]]
-    if staying := [str(one.get("name")) for one in others if one.get("name") not in together]:
+    """One config's sizes and features with a split added or replaced. The split goes last, as push_to_hub has it.
+
+    load_dataset refuses a config whose `splits` are not those of its data_files: where one of them was never counted,
+    the numbers are left out, which it takes.
+    """
+    stated = [one for one in before.get("splits") or [] if isinstance(one, dict) and one.get("name") in named]
+    others = [one for one in stated if one["name"] != split["name"]]
+    if staying := [one["name"] for one in others if one["name"] not in together]:
         _same_features(before.get("features"), features, config_name, staying)
-    splits = [*others, split]
-    return {
-        "features": yaml_features(features),
-        "splits": splits,
-        "download_size": max(_count(before.get("download_size")) + grown, least),
-        "dataset_size": sum(_count(one.get("num_bytes")) for one in splits),
-        **{key: value for key, value in before.items() if key not in _OWN_KEYS},
-    }
+    made: dict[str, Any] = {"features": yaml_features(features)}
+    if len(others) + 1 == len(named):
+        made["splits"] = [*others, split]
+        made["download_size"] = max(_count(before.get("download_size")) + grown, least) if others else least
+        made["dataset_size"] = sum(_count(one.get("num_bytes")) for one in made["splits"])
+    return {**made, **{key: value for key, value in before.items() if key not in _OWN_KEYS}}
 
 
 _OWN_KEYS = ("features", "splits", "download_size", "dataset_size")
@@ -439,18 +439,11 @@ def _dumped(data: dict[str, Any], newline: str) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, line_break=newline)
 
 
-def _says(front: str, data: Mapping[str, Any]) -> bool:
-    try:
-        return bool(yaml.safe_load(front) == data)
-    except yaml.YAMLError:
-        return False
-
-
 def _written(block: str, data: Mapping[str, Any], newline: str) -> dict[str, tuple[Any, str]]:
-    """Each key of a plain block of YAML as it was written, the comments above it included. Nothing where keys lean on
-    each other (anchors) or do not start a line."""
+    """Keys of a plain block of YAML as they were written, the comments above them included. None where keys lean on
+    each other (anchors) or do not start a line, and none whose meaning hangs on what comes after it."""
     for event in yaml.parse(block, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "explicit", False):
+        if isinstance(event, yaml.AliasEvent) or (isinstance(event, _DOCUMENT) and event.explicit):
             return {}
     root = yaml.compose(block, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode) or root.flow_style or len(root.value) != len(data):
@@ -459,14 +452,25 @@ def _written(block: str, data: Mapping[str, Any], newline: str) -> dict[str, tup
     for key, _ in root.value:
         if key.start_mark.column != 0:
             return {}
-        start = key.start_mark.index
-        while (above := block.rfind("\n", 0, max(start - 1, 0)) + 1) < start and block.startswith("#", above):
-            start = above
-        starts.append(start)
-    starts[0] = 0
-    ends = [*starts[1:], len(block)]
-    texts = (block[start:end] for start, end in zip(starts, ends, strict=True))
-    return {
-        name: (value, text if text.endswith("\n") else text + newline)
-        for (name, value), text in zip(data.items(), texts, strict=True)
-    }
+        starts.append(_with_comments(block, key.start_mark.index))
+    starts[:1] = [0]
+    found = {}
+    for (name, value), start, end in zip(data.items(), starts, [*starts[1:], len(block)], strict=True):
+        text = block[start:end] if block.endswith("\n", start, end) else block[start:end] + newline
+        with suppress(yaml.YAMLError):
+            if yaml.safe_load(text) == {name: value}:
+                found[name] = (value, text)
+    return found
+
+
+_DOCUMENT = (yaml.DocumentStartEvent, yaml.DocumentEndEvent)
+
+
+def _with_comments(block: str, start: int) -> int:
+    """Where the comments begin that stand right above a key."""
+    while start > 0:
+        above = block.rfind("\n", 0, start - 1) + 1
+        if not block.startswith("#", above):
+            break
+        start = above
+    return start

@@ -358,7 +358,7 @@ def _addition(sealed: Sealed, opened: BufferedIOBase | None) -> CommitOperationA
     if opened is not None and sealed.mode == "regular":
         operation = CommitOperationAdd(sealed.path, opened.read())
     elif opened is not None:
-        operation.path_or_fileobj = opened
+        operation.path_or_fileobj = opened  # type: ignore[assignment]  # any `io.BufferedIOBase` will do
     if sealed.mode == "lfs":
         operation.upload_info = UploadInfo(sha256=bytes.fromhex(sealed.sha256), size=sealed.size, sample=sealed.sample)
     return operation

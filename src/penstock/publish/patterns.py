@@ -30,7 +30,8 @@ def matching(pattern: str, files: Iterable[str]) -> list[str]:
     >>> matching("data/*", ["data/a.parquet", "data/deep/b.parquet", "data/.hidden.parquet"])
     ['data/a.parquet']
     """
-    pattern = "/".join(part for part in pattern.split("/") if part not in ("", "."))
+    while pattern.startswith("./"):
+        pattern = pattern[2:]
     regex = _regex(pattern)
     if regex is None:
         return []

@@ -166,7 +166,7 @@ def _send_all(
             if split.form is None:
                 from penstock.publish.build import build
 
-                made.append((split, *build(split, plan.write, give, journal, meter, settings, state)))
+                made.append((split, *build(split, plan.write, give, sender.check, journal, meter, settings, state)))
                 continue
             for recipe in split.recipes:
                 give(shard_item(split.name, split.form, recipe))

@@ -103,17 +103,22 @@ class Grouping:
             yield self._end()
 
     def _end(self) -> Recipe:
-        recipe = Recipe(
-            self._count,
-            tuple(_runs(self._held)),
-            sum(made.rows for made in self._held),
-            self._bytes,
-            # A file that reaches into the next shard goes with that one.
-            staged=tuple(made.path for made in self._held if made.last),
-        )
+        recipe = recipe_of(self._count, self._held)
         self._count += 1
         self._held, self._bytes = [], 0
         return recipe
+
+
+def recipe_of(at: int, held: Sequence[Made]) -> Recipe:
+    """A shard of row groups that were made."""
+    return Recipe(
+        at,
+        tuple(_runs(held)),
+        sum(made.rows for made in held),
+        sum(made.bytes for made in held),
+        # A file that reaches into the next shard goes with that one.
+        staged=tuple(made.path for made in held if made.last),
+    )
 
 
 def groups_of(path: str) -> Iterator[Made]:

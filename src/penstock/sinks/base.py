@@ -65,7 +65,9 @@ class FragmentWriter:
     def __init__(
         self, sink: Sink, folder: Path, stem: str, schema: pa.Schema, *, max_bytes: int, large: bool = False
     ) -> None:
-        self._sink, self._folder, self._stem, self._schema = sink, folder, stem, schema
+        from penstock.media.declare import declare
+
+        self._sink, self._folder, self._stem, self._schema = sink, folder, stem, declare(schema)
         self._max, self._large = max_bytes, large
         self._fragments: list[Fragment] = []
         self._out: Writing | None = None

@@ -13,6 +13,8 @@ from penstock.sinks.base import Encoder
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.parquet.splice import Span
+
 ROW_GROUP_BYTES = 32 << 20
 ZSTD_LEVEL = 3
 # Values longer than this on average are documents, not categories: a dictionary of them is thrown away after a megabyte
@@ -48,10 +50,16 @@ class ParquetSink:
         return ReferenceEncoder(out, schema) if leaves_of(schema) else ParquetEncoder(out, schema, large=large)
 
     def assemble(self, paths: Sequence[Path], out: Writing) -> None:
+        from penstock.media.weights import group_weights
         from penstock.parquet.footer import read_footer
         from penstock.parquet.splice import Span, splice
 
-        splice([Span(str(path), 0, read_footer(str(path)).row_groups) for path in paths], out)
+        footers = [read_footer(str(path)) for path in paths]
+        spans = [Span(footer.path, 0, footer.row_groups) for footer in footers]
+        if group_weights(footers[0]) is None:
+            splice(spans, out)
+        else:
+            _embed(spans, out)
 
     def cost(self, batch: int, piece: int) -> int:
         """A row group of batches, and its largest column once more on its way through encoder and compressor."""
@@ -59,6 +67,17 @@ class ParquetSink:
         # Measured with zstd: 12 MB of buffers for ordinary columns; for a single large value, without dictionary and
         # statistics, 2 to 2.5 times itself (6 times with them).
         return group + (batch + (12 << 20) if batch <= 8 << 20 else 5 * batch // 2)
+
+
+def _embed(spans: Sequence[Span], out: Writing) -> None:
+    """Reference files into one shard, the files they refer to in their places."""
+    import pyarrow.parquet as pq
+
+    from penstock.media.kinds import leaves_of
+    from penstock.parquet.embed import virtual_shard
+    from penstock.parquet.stream import lay_out
+
+    lay_out(virtual_shard(spans, leaves=leaves_of(pq.read_schema(spans[0].path))), out)
 
 
 class ParquetEncoder:
