@@ -104,5 +104,5 @@ def _spooled(
     folders: tuple[str, ...],
     beside: tuple[Beside, ...] = (),
 ) -> Dataset:
-    file = spool(schema, (batch.replace_schema_metadata(schema.metadata) for batch in batches), name=name)
-    return Dataset((Chain(Read((file,), "parquet", ReadOptions(), folders, beside)),))
+    files = spool(schema, (batch.replace_schema_metadata(schema.metadata) for batch in batches), name=name)
+    return Dataset((Chain(Read(files, "parquet", ReadOptions(), folders, beside)),))

@@ -6,7 +6,9 @@ sent. What each row group weighs is in the file's metadata, so a plan of real by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,24 +22,24 @@ from penstock.media.weights import KEY, stored_weights
 
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 16_384
+GROUPS_PER_FILE = 16
 
 
-class ReferenceEncoder:
-    """Batches with references into one open file. An `Encoder`, as the Parquet sink has them."""
+class Cutter:
+    """Batches into row groups by what their rows weigh. What no reader could give back is refused on the way."""
 
-    def __init__(self, out: Writing, schema: pa.Schema, *, row_group_bytes: int = ROW_GROUP_BYTES) -> None:
-        self._out, self._schema, self._most = out, schema, row_group_bytes
-        self._leaves = leaves_of(schema)
-        self._weights: dict[str, list[int]] = {leaf.column: [] for leaf in self._leaves}
-        self._writer: pa.parquet.ParquetWriter | None = None
+    def __init__(self, schema: pa.Schema, *, row_group_bytes: int = ROW_GROUP_BYTES) -> None:
+        self._leaves, self._most = leaves_of(schema), row_group_bytes
         self._held: list[pa.RecordBatch] = []
-        self._rows = self._bytes = self._before = self._largest = 0
+        self._rows = self._bytes = self._before = 0
+        self.largest = 0  # row
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch) -> Iterator[list[pa.RecordBatch]]:
+        """Every row group that is full."""
         check_sizes(batch, self._leaves, first_row=self._before)
         self._before += batch.num_rows
         sizes = real_bytes(batch)
-        self._largest = max(self._largest, int(sizes.max(initial=0)))
+        self.largest = max(self.largest, int(sizes.max(initial=0)))
         for part in bins(
             batch,
             carry_rows=self._rows,
@@ -47,24 +49,51 @@ class ReferenceEncoder:
             sizes=sizes,
         ):
             if part.new and self._held:
-                self._end_group()
+                yield self._end()
             self._held.append(part.batch)
             self._rows += part.batch.num_rows
             self._bytes += part.bytes
 
-    def finish(self) -> None:
-        if self._held or self._writer is None:
-            self._end_group()
+    def finish(self) -> Iterator[list[pa.RecordBatch]]:
+        if self._held:
+            yield self._end()
+
+    def _end(self) -> list[pa.RecordBatch]:
+        full, self._held = self._held, []
+        self._rows = self._bytes = 0
+        return full
+
+
+class ReferenceEncoder:
+    """Batches with references into one open file. An `Encoder`, as the Parquet sink has them."""
+
+    def __init__(self, out: Writing, schema: pa.Schema) -> None:
+        self._out, self._schema = out, schema
+        self._leaves = leaves_of(schema)
+        self._weights: dict[str, list[int]] = {leaf.column: [] for leaf in self._leaves}
+        self._writer: pa.parquet.ParquetWriter | None = None
+        self._cutter = Cutter(schema)
+        self.groups = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for group in self._cutter.add(batch):
+            self.put(group)
+
+    def finish(self, *, largest_row: int | None = None) -> None:
+        for group in self._cutter.finish():
+            self.put(group)
+        if self._writer is None:
+            self.put([])
         assert self._writer is not None
-        self._writer.add_key_value_metadata({KEY: stored_weights(self._weights, largest_row=self._largest)})
+        largest = self._cutter.largest if largest_row is None else largest_row
+        self._writer.add_key_value_metadata({KEY: stored_weights(self._weights, largest_row=largest)})
         self._writer.close()
 
-    def _end_group(self) -> None:
+    def put(self, group: Sequence[pa.RecordBatch]) -> None:
+        """A row group, as it was cut."""
         from penstock.sinks.parquet import open_writer
 
-        table = pa.Table.from_batches(self._held, schema=self._schema)
-        self._held = []
-        self._rows = self._bytes = 0
+        table = pa.Table.from_batches(group, schema=self._schema)
         if self._writer is None:
             self._writer = open_writer(self._out, table)
         if not table.num_rows:
@@ -73,18 +102,29 @@ class ReferenceEncoder:
         for column, weights in self._weights.items():
             weights.append(sum(int(leaf_bytes(batch, leaf).sum()) for leaf in self._leaves if leaf.column == column))
         self._writer.write_table(table, row_group_size=1 << 40)
+        self.groups += 1
         del table, batch
         memory.trim()
 
 
 def write_references(
-    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, row_group_bytes: int = ROW_GROUP_BYTES
-) -> Writing:
-    """A whole reference file; the `Writing` tells its length and digest."""
-    with Writing(path) as out:
-        encoder = ReferenceEncoder(out, schema, row_group_bytes=row_group_bytes)
-        for batch in batches:
-            encoder.write(batch)
-        encoder.finish()
-        out.commit()
-    return out
+    folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, row_group_bytes: int = ROW_GROUP_BYTES
+) -> Iterator[Writing]:
+    """Whole reference files of a few row groups each, under names of their order.
+
+    A shard reads the footers of the files it is made of: one footer for all of a table would be read as often as there
+    are shards, and 902 shards of 902 row groups took eleven minutes to lay out.
+    """
+    cutter = Cutter(schema, row_group_bytes=row_group_bytes)
+    groups = chain(chain.from_iterable(map(cutter.add, batches)), cutter.finish())
+    for count in itertools.count():
+        first = list(islice(groups, 1))
+        if count and not first:
+            return
+        with Writing(folder / f"{count:06d}.parquet") as out:
+            encoder = ReferenceEncoder(out, schema)
+            for group in chain(first, islice(groups, GROUPS_PER_FILE - 1)):
+                encoder.put(group)
+            encoder.finish(largest_row=cutter.largest)
+            out.commit()
+        yield out

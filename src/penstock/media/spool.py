@@ -11,11 +11,13 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from penstock.chains import Chain, Write
 from penstock.files import disk_errors
@@ -24,20 +26,22 @@ from penstock.media.weights import group_weights
 from penstock.parquet.footer import read_footer
 from penstock.sources.base import SourceFile
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 def spool(
     schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, name: str, row_group_bytes: int = ROW_GROUP_BYTES
-) -> SourceFile:
-    """Write batches as one reference file in this process's folder."""
-    path = _folder() / f"{uuid.uuid4().hex}.parquet"
-    out = write_references(path, schema, batches, row_group_bytes=row_group_bytes)
-    about = out.path.stat()
-    return SourceFile(
-        str(out.path), name, about.st_size, about.st_mtime_ns, about.st_ino, out.sha256()[:32], by_content=True
-    )
+) -> tuple[SourceFile, ...]:
+    """Write batches as reference files in this process's folder."""
+    folder = _folder() / uuid.uuid4().hex
+    folder.mkdir()
+    files = []
+    for out in write_references(folder, schema, batches, row_group_bytes=row_group_bytes):
+        about = out.path.stat()
+        label = name if not files else f"{name} ({len(files) + 1})"
+        digest = out.sha256()[:32]
+        files.append(
+            SourceFile(str(out.path), label, about.st_size, about.st_mtime_ns, about.st_ino, digest, by_content=True)
+        )
+    return tuple(files)
 
 
 def fitted(chains: Sequence[Chain], write: Write) -> tuple[Chain, ...]:
@@ -51,25 +55,31 @@ def fitted(chains: Sequence[Chain], write: Write) -> tuple[Chain, ...]:
 def _fitted(chain: Chain, write: Write) -> Chain:
     if write.format != "parquet" or not all(file.by_content for file in chain.read.files):
         return chain
-    files = tuple(_recut(file, write) for file in chain.read.files)
+    sizes = [(size, rows) for file in chain.read.files for size, rows in _weighed(file)]
+    # Shards of a size are cut between row groups of a quarter of it; shards of a number, of a quarter of their share.
+    share = write.max_shard if write.num_shards is None else sum(size for size, _ in sizes) // write.num_shards
+    small = max(1, share // 4)
+    if small >= ROW_GROUP_BYTES or not any(size > small and rows > 1 for size, rows in sizes):
+        return chain
+    files = spool(
+        pq.read_schema(chain.read.files[0].path),
+        (batch for file in chain.read.files for batch in _batches(file)),
+        name=chain.read.files[0].name,
+        row_group_bytes=small,
+    )
     return replace(chain, read=replace(chain.read, files=files))
 
 
-def _recut(file: SourceFile, write: Write) -> SourceFile:
-    import pyarrow.parquet as pq
-
+def _weighed(file: SourceFile) -> list[tuple[int, int]]:
+    """Bytes, media included, and rows of each row group."""
     footer = read_footer(file.path)
     weights = group_weights(footer) or [0] * footer.row_groups
-    sizes = [weights[group] + footer.group_bytes(group) for group in range(footer.row_groups)]
-    # Shards of a size are cut between row groups of a quarter of it; shards of a number, of a quarter of their share.
-    share = write.max_shard if write.num_shards is None else sum(sizes) // write.num_shards
-    small = max(1, share // 4)
-    large = [group for group, size in enumerate(sizes) if size > small and footer.group_rows(group) > 1]
-    if not large or small >= ROW_GROUP_BYTES:
-        return file
+    return [(weights[at] + footer.group_bytes(at), footer.group_rows(at)) for at in range(footer.row_groups)]
+
+
+def _batches(file: SourceFile) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(file.path, pre_buffer=False) as opened:
-        batches = opened.iter_batches(ROW_GROUP_ROWS, use_threads=False)
-        return spool(opened.schema_arrow, batches, name=file.name, row_group_bytes=small)
+        yield from opened.iter_batches(ROW_GROUP_ROWS, use_threads=False)
 
 
 def state_home() -> Path:
