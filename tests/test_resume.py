@@ -237,14 +237,14 @@ def test_run_that_finished_while_another_was_planning_is_seen(tmp_path: Path, mo
     """Both looked before either had finished: the second must look again once it holds the lock."""
     make_parquet(tmp_path / "source", rows=4_000)
     source, out = ps.read(tmp_path / "source"), tmp_path / "out"
-    plan_ahead = run._Run.plan_ahead
+    plan_ahead = run.Run.plan_ahead
 
-    def other_finishes_first(self: run._Run) -> Any:
-        monkeypatch.setattr(run._Run, "plan_ahead", plan_ahead)
+    def other_finishes_first(self: run.Run) -> Any:
+        monkeypatch.setattr(run.Run, "plan_ahead", plan_ahead)
         source.write(out, memory="300MB", max_shard_size="50kB")
         return plan_ahead(self)
 
-    monkeypatch.setattr(run._Run, "plan_ahead", other_finishes_first)
+    monkeypatch.setattr(run.Run, "plan_ahead", other_finishes_first)
     with pytest.raises(DestinationConflict):
         source.select("id").write(out, memory="300MB", max_shard_size="10kB")
     receipt = receipt_of(out)

@@ -55,7 +55,7 @@ class AssembleJob:
         sink_of(self.format)
         if self.embeds:
 
-            import penstock.parquet.embed  # noqa: F401
+            import penstock.parquet.values  # noqa: F401
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
         (name, group), _ = payload

@@ -191,3 +191,9 @@ def recorded(state: Path, key: str) -> Record:
     """One record of whatever journal lies here, without opening it for writing."""
     lines, _ = _read(state / NAME)
     return next((line for line in reversed(lines) if line.get("key") == key), {})
+
+
+def records(state: Path) -> dict[str, Record]:
+    """The records of whatever journal lies here, whichever plan's it is."""
+    lines, _ = _read(state / NAME)
+    return {line["key"]: line for line in lines[1:]}

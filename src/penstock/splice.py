@@ -11,7 +11,7 @@ from penstock.chains import Chain, Write, limit_rows
 from penstock.engines.notes import Notes
 from penstock.engines.task import Result, Task
 from penstock.files import Writing
-from penstock.media.weights import group_weights
+from penstock.media.weights import group_weights, largest_row
 from penstock.parquet import splice as parquet
 from penstock.parquet.footer import Footer, read_footer
 from penstock.sinks.base import Fragment
@@ -44,7 +44,7 @@ class SpliceJob:
     def warm_up(self) -> None:
         """Reserved memory is the interpreter; where media are embedded, Arrow too, which reads the references."""
         if self.leaves:
-            import penstock.parquet.embed  # noqa: F401
+            import penstock.parquet.values  # noqa: F401
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
         (stem, runs), _ = payload
@@ -90,6 +90,7 @@ class SplicePlan:
     bytes: int
     stored: int
     weights: tuple[tuple[int, int], ...]  # (rows, Arrow bytes with media) of each shard
+    largest_row: int | None  # where reference files tell
 
 
 def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str) -> SplicePlan | str:
@@ -116,6 +117,7 @@ def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str
     names = tuple(old for old, _ in moves[0])
     as_is = True
     longest = 0
+    largest: int | None = None
     for chain in chains:
         own: list[Span] = []
         for file in chain.read.files:
@@ -128,6 +130,8 @@ def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str
             wanted = None if set(names) == set(footer.columns) else frozenset(names)
             media = group_weights(footer, wanted)
             own += _light_spans(footer, len(paths), wanted, media)
+            if (row := largest_row(footer)) is not None:
+                largest = max(largest or 0, row)
             paths.append(file.path)
             stored += file.bytes + sum(media or ())
         spans.append(own)
@@ -156,7 +160,8 @@ def plan_splice(chains: Sequence[Chain], write: Write, *, folder: str, name: str
     rows = sum(span.rows for span in flat)
     size = sum(span.bytes for span in flat)
     whole = sum(span.bytes for own in spans for span in own)
-    return SplicePlan(job, tasks, rows, size, stored=int(stored * size / whole) if whole else stored, weights=weights)
+    share = size / whole if whole else 1.0
+    return SplicePlan(job, tasks, rows, size, int(stored * share), weights, largest)
 
 
 def _leaves(path: str, names: Sequence[str]) -> tuple[Leaf, ...]:

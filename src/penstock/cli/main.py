@@ -16,7 +16,7 @@ import penstock
 from penstock.errors import PenstockError
 
 # Each is a module of this package with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
-COMMANDS = ("plan", "show", "count", "convert", "run", "demo")
+COMMANDS = ("plan", "show", "count", "convert", "push", "check", "verify", "export", "run", "demo")
 
 _INTRO = """\
 Any dataset, any size, through the memory you give it.

@@ -20,8 +20,8 @@ WIDE = 120  # columns from which there is room for a bar
 class Progress:
     """A watcher for `Dataset.write`. Writes to standard error, so that standard output stays clean."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
+    def __init__(self, *, quiet: bool = False, unit: str = "rows") -> None:
+        self._quiet, self._unit = quiet, unit
         self._live = sys.stderr.isatty()
         self._last = time.monotonic()
         self._phase, self._phase_start, self._phase_done = "", 0.0, 0
@@ -56,7 +56,7 @@ class Progress:
             f"{share:4.0%}",
             f"memory {format_size(status.anonymous)} of {format_size(status.allowed)}",
             *([f"{_clock(left)} left"] if rate else []),
-            f"{status.rows:,} rows",
+            f"{status.rows:,} {self._unit}",
             f"{format_size(status.done)} of {format_size(status.total)}",
             *([f"{format_size(rate)}/s"] if rate else []),
             f"{status.workers} worker{'s' if status.workers != 1 else ''}",

@@ -18,7 +18,11 @@ HELP = "publish a dataset, media included, to the Hugging Face Hub: one transact
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_source(parser)
-    parser.add_argument("to", metavar="ORG/NAME", help="the dataset repository; made if it is not there")
+    parser.add_argument(
+        "to",
+        metavar="ORG/NAME",
+        help="the dataset repository, made if it is not there; or s3://BUCKET/PREFIX, or a folder (./NAME, /A/PATH)",
+    )
     media = parser.add_argument_group("media")
     media.add_argument(
         "--media",
@@ -86,11 +90,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(args: argparse.Namespace, dataset: Dataset) -> int:
-    from penstock.publish.api import splits_of
-    from penstock.publish.hub import HubPlace
+    from penstock.publish.api import place_of, splits_of
     from penstock.publish.push import dry_run
 
-    place = HubPlace(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
+    place = place_of(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
     text, figures = dry_run(splits_of(dataset, args.split), place, **_how(args))
     print(json.dumps(figures) if args.json else text)
     return 0
@@ -107,7 +110,7 @@ def _rehearse(args: argparse.Namespace, dataset: Dataset, progress: Watcher) -> 
 
 def _how(args: argparse.Namespace) -> dict[str, Any]:
     from penstock.publish.api import push_settings, push_write
-    from penstock.publish.commits import Wish
+    from penstock.publish.place import Wish
 
     return {
         "wish": Wish(args.config, args.set_default, args.data_dir, args.commit_message, args.commit_description),

@@ -27,3 +27,26 @@ def report(receipt: Receipt, to: str, *, as_json: bool) -> None:
         f"memory: peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
         f" {format_size(memory['allowed'])} allowed; {memory['workers']} worker{'s' if memory['workers'] != 1 else ''}"
     )
+
+
+def report_push(receipt: Receipt, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**receipt.as_json(), "already_done": receipt.already_done}))
+        return
+    published = receipt.published or {}
+    stored = sum(shard["bytes"] for shard in receipt.shards)
+    shards = f"{len(receipt.shards):,} shard{'s' if len(receipt.shards) != 1 else ''}"
+    what = f"{receipt.rows['written']:,} rows in {shards}, {format_size(stored)}"
+    to = f"{published['to']} ({', '.join(published['splits'])})"
+    if receipt.already_done:
+        print(f"already there: {to} holds {what} (--restart starts over)")
+        return
+    count = published["commits"]
+    commits = f"{count} commit{'s' if count != 1 else ''}, " if count else ""
+    print(f"published {to}: {what}, {commits}{receipt.seconds:.1f} s")
+    memory = receipt.memory
+    print(
+        f"memory: peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
+        f" {format_size(memory['allowed'])} allowed; disk: {format_size(receipt.disk['measured'])} of scratch"
+    )
+    print(f"check it from anywhere: penstock verify {published['to']}")

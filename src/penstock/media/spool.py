@@ -33,7 +33,7 @@ def spool(
     """Write batches as reference files in this process's folder."""
     folder = _folder() / uuid.uuid4().hex
     folder.mkdir()
-    files = []
+    files: list[SourceFile] = []
     for out in write_references(folder, schema, batches, row_group_bytes=row_group_bytes):
         about = out.path.stat()
         label = name if not files else f"{name} ({len(files) + 1})"
@@ -54,6 +54,8 @@ def fitted(chains: Sequence[Chain], write: Write) -> tuple[Chain, ...]:
 
 def _fitted(chain: Chain, write: Write) -> Chain:
     if write.format != "parquet" or not all(file.by_content for file in chain.read.files):
+        return chain
+    if write.num_shards is None and write.max_shard // 4 >= ROW_GROUP_BYTES:
         return chain
     sizes = [(size, rows) for file in chain.read.files for size, rows in _weighed(file)]
     # Shards of a size are cut between row groups of a quarter of it; shards of a number, of a quarter of their share.

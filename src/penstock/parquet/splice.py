@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 from penstock.errors import BadFile, SchemaClash, UsageError
 from penstock.files import Writing
@@ -32,7 +33,7 @@ from penstock.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct,
 # These describe every column, in forms that cannot be edited here; a stale one misleads readers, none at all does not.
 STALE = frozenset({"ARROW:schema", "pandas", "org.apache.spark.sql.parquet.row.metadata", "iceberg.schema"})
 
-_Part = tuple[Chunk, Struct, Struct]
+Piece = tuple[Chunk, Struct, Struct]
 
 # Below this a range goes through the writer's buffer: one write for many small row groups.
 _SMALL = 64 << 10
@@ -57,8 +58,21 @@ class Spliced:
     bytes: int
 
 
+class Out(Protocol):
+    """Where a splice goes: a file that is written, or the list of what would be in it."""
+
+    def write(self, data: bytes) -> object: ...
+
+    def tell(self) -> int: ...
+
+    def take(self, fd: int, offset: int, length: int, path: str) -> None:
+        """Append a range of an open file."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
+    """What a splice has to do, once every footer has been looked at."""
+
     spans: tuple[Span, ...]
     footers: tuple[int, ...]  # a hash of the footer of each span's file, for it is read again in every pass
     first: Footer
@@ -70,7 +84,7 @@ class _Job:
 
 
 @dataclass(slots=True)
-class _Moved:
+class Moved:
     """What the first pass leaves: the row groups' new structs, still as bytes, and what else there is to move."""
 
     groups: list[bytes]
@@ -94,7 +108,13 @@ def splice(
     `rename` maps old names to new. `key_values` adds to, or takes the place of, the first file's; where the columns
     change and it brings no new `ARROW:schema`, there is none. No spans: an empty file with the schema of `schema_from`.
     """
-    job = _prepare(spans, columns, rename or {}, schema_from)
+    job = prepare(spans, columns, rename or {}, schema_from)
+    moved = move(job, _Copied(out), key_values or {})
+    return Spliced(rows=job.rows, row_groups=job.row_groups, stored=moved.stored, bytes=moved.bytes)
+
+
+def move(job: Job, out: Out, key_values: Mapping[str, str | bytes]) -> Moved:
+    """The splice itself: data, bloom filters, page indexes, footer."""
     out.write(MAGIC)
     moved = _move_chunks(job, out)
     if moved.blooms:
@@ -102,8 +122,30 @@ def splice(
     if moved.indexes:
         _move_indexes(job, out, moved)
     with damage(job.first.path):
-        _write_footer(job, out, moved, key_values or {})
-    return Spliced(rows=job.rows, row_groups=job.row_groups, stored=moved.stored, bytes=moved.bytes)
+        # The writer's name stays the first file's: readers go by it to tell whether old statistics can be trusted.
+        top = dict(job.first.top)
+        top[2] = LIST, _schema(job)
+        _set_key_values(job, top, key_values)
+        set_orders(job, top, _leaves(job, job.first))
+        write_footer(job, out, top, moved.groups)
+    return moved
+
+
+class _Copied:
+    """A splice that is written to a file."""
+
+    def __init__(self, out: Writing) -> None:
+        self._out = out
+        self.write, self.tell = out.write, out.tell
+
+    def take(self, fd: int, offset: int, length: int, path: str) -> None:
+        if length < _SMALL:
+            self.write(read_exactly(fd, offset, length, path))
+            return
+        try:
+            self._out.copy(fd, offset, length)
+        except EOFError as error:
+            raise BadFile(f"is cut short ({error})", where=path, do="fetch or write it again") from error
 
 
 def why_not(footers: Iterable[Footer], *, columns: Sequence[str] | None = None) -> str | None:
@@ -130,7 +172,7 @@ def _why_not_one(footer: Footer) -> str | None:
 
 
 def _why_not_two(a: Footer, b: Footer, columns: Sequence[str] | None) -> str | None:
-    mine, theirs = _subtrees(a), _subtrees(b)
+    mine, theirs = subtrees(a), subtrees(b)
     for one, other, trees in ((a, b, theirs), (b, a, mine)):
         for name in one.columns if columns is None else columns:
             if name not in trees:
@@ -169,7 +211,7 @@ def _parquet_mr(created_by: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else (1 << 30,)
 
 
-def _subtrees(footer: Footer) -> dict[str, tuple[slice, range]]:
+def subtrees(footer: Footer) -> dict[str, tuple[slice, range]]:
     """For each top-level column: its schema elements, and its leaves."""
     found = {}
     start, leaf = 1, 0
@@ -185,15 +227,15 @@ def _subtrees(footer: Footer) -> dict[str, tuple[slice, range]]:
     return found
 
 
-def _leaves(job: _Job, footer: Footer) -> list[int]:
+def _leaves(job: Job, footer: Footer) -> list[int]:
     """The leaves of this file that go into the output, in its order."""
-    trees = _subtrees(footer)
+    trees = subtrees(footer)
     return [leaf for name in job.columns for leaf in trees[name][1]]
 
 
-def _prepare(
+def prepare(
     spans: Sequence[Span], columns: Sequence[str] | None, rename: Mapping[str, str], schema_from: str | None
-) -> _Job:
+) -> Job:
     """Look at every footer once: they must agree, and hold the row groups asked for."""
     first: Footer | None = None
     hashes: list[int] = []
@@ -219,7 +261,7 @@ def _prepare(
     if first is None:
         raise UsageError("nothing to splice", do="pass spans, or schema_from for an empty file")
     chosen = first.columns if columns is None else tuple(columns)
-    return _Job(tuple(sources), tuple(hashes), first, chosen, rename, rows, row_groups, ordered)
+    return Job(tuple(sources), tuple(hashes), first, chosen, rename, rows, row_groups, ordered)
 
 
 def _check_names(footer: Footer, columns: Sequence[str] | None, rename: Mapping[str, str]) -> None:
@@ -240,7 +282,7 @@ def _first_repeated(names: Sequence[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def _each(job: _Job) -> Iterator[tuple[int, Footer, Span]]:
+def each(job: Job) -> Iterator[tuple[int, Footer, Span]]:
     """Open each span's file in turn."""
     pairs = zip(job.spans, job.footers, strict=True)
     for path, of_file in groupby(pairs, lambda pair: pair[0].path):
@@ -251,18 +293,18 @@ def _each(job: _Job) -> Iterator[tuple[int, Footer, Span]]:
                 yield fd, footer, span
 
 
-def _each_group(job: _Job) -> Iterator[tuple[int, Footer, int, list[_Part]]]:
+def _each_group(job: Job) -> Iterator[tuple[int, Footer, int, list[Piece]]]:
     """Every row group, and its chosen chunks in the output's order."""
-    for fd, footer, span in _each(job):
+    for fd, footer, span in each(job):
         leaves = _leaves(job, footer)
         for index in range(span.first, span.stop):
             parts = footer.parts(index)
             yield fd, footer, index, [parts[leaf] for leaf in leaves]
 
 
-def _move_chunks(job: _Job, out: Writing) -> _Moved:
+def _move_chunks(job: Job, out: Out) -> Moved:
     """Copy the data, and make the row groups' structs for where it comes to lie."""
-    moved = _Moved([])
+    moved = Moved([])
     last, taken = (job.first, -1), 0
     for fd, footer, index, parts in _each_group(job):
         chunks = [chunk for chunk, _, _ in parts]
@@ -275,7 +317,7 @@ def _move_chunks(job: _Job, out: Writing) -> _Moved:
                 f"row group {index}: its column chunks overlap others", where=footer.path, do="write it again"
             )
         with damage(footer.path):
-            moved.groups.append(_row_group(job, footer.group(index), parts, out.tell(), len(moved.groups)))
+            moved.groups.append(row_group(job, footer.group(index), parts, out.tell(), len(moved.groups)))
         moved.stored += stored
         moved.bytes += size
         moved.blooms |= any(chunk.bloom_filter for chunk in chunks)
@@ -283,14 +325,14 @@ def _move_chunks(job: _Job, out: Writing) -> _Moved:
         start = end = chunks[0].offset if chunks else 0
         for chunk in chunks:
             if chunk.offset != end:
-                _copy(fd, start, end - start, out, footer.path)
+                out.take(fd, start, end - start, footer.path)
                 start = chunk.offset
             end = chunk.offset + chunk.stored
-        _copy(fd, start, end - start, out, footer.path)
+        out.take(fd, start, end - start, footer.path)
     return moved
 
 
-def _move_blooms(job: _Job, out: Writing, moved: _Moved) -> None:
+def _move_blooms(job: Job, out: Out, moved: Moved) -> None:
     for number, (fd, footer, _, parts) in enumerate(_each_group(job)):
         edits: list[Struct] = []
         for chunk, _, _ in parts:
@@ -299,8 +341,8 @@ def _move_blooms(job: _Job, out: Writing, moved: _Moved) -> None:
                 at, said = chunk.bloom_filter
                 length = said or _bloom_length(fd, at, footer)
                 edits[-1] = {14: (I64, thrift.zigzag(out.tell())), 15: (I32, thrift.zigzag(length))}
-                _copy(fd, at, length, out, footer.path)
-        moved.groups[number] = _edited(moved.groups[number], metas=edits)
+                out.take(fd, at, length, footer.path)
+        moved.groups[number] = edited(moved.groups[number], metas=edits)
 
 
 def _bloom_length(fd: int, at: int, footer: Footer) -> int:
@@ -316,7 +358,7 @@ def _bloom_length(fd: int, at: int, footer: Footer) -> int:
     return length
 
 
-def _move_indexes(job: _Job, out: Writing, moved: _Moved) -> None:
+def _move_indexes(job: Job, out: Out, moved: Moved) -> None:
     """Column indexes as they are, offset indexes with their offsets moved. They stay together at the end of the file:
     some readers fetch the whole stretch from the first to the last of them."""
     at = len(MAGIC)
@@ -326,18 +368,18 @@ def _move_indexes(job: _Job, out: Writing, moved: _Moved) -> None:
             if chunk.column_index is not None:
                 edit[6] = I64, thrift.zigzag(out.tell())
                 edit[7] = I32, thrift.zigzag(chunk.column_index[1])
-                _copy(fd, *chunk.column_index, out, footer.path)
+                out.take(fd, *chunk.column_index, footer.path)
         for (chunk, _, _), edit in zip(parts, edits, strict=True):
             if chunk.offset_index is not None:
-                index = _moved_index(read_exactly(fd, *chunk.offset_index, footer.path), chunk, at, footer.path)
+                index = moved_index(read_exactly(fd, *chunk.offset_index, footer.path), chunk, at, footer.path)
                 edit[4] = I64, thrift.zigzag(out.tell())
                 edit[5] = I32, thrift.zigzag(len(index))
                 out.write(index)
             at += chunk.stored
-        moved.groups[number] = _edited(moved.groups[number], outers=edits)
+        moved.groups[number] = edited(moved.groups[number], outers=edits)
 
 
-def _moved_index(data: bytes, chunk: Chunk, at: int, path: str) -> bytes:
+def moved_index(data: bytes, chunk: Chunk, at: int, path: str) -> bytes:
     """The chunk's offset index, for a chunk that now starts at `at`."""
     try:
         index, _ = thrift.read_struct(data)
@@ -365,17 +407,7 @@ def _move(struct: Struct, number: int, chunk: Chunk, at: int) -> bool:
     return True
 
 
-def _copy(fd: int, offset: int, length: int, out: Writing, path: str) -> None:
-    if length < _SMALL:
-        out.write(read_exactly(fd, offset, length, path))
-        return
-    try:
-        out.copy(fd, offset, length)
-    except EOFError as error:
-        raise BadFile(f"is cut short ({error})", where=path, do="fetch or write it again") from error
-
-
-def _row_group(job: _Job, group: Struct, parts: list[_Part], start: int, number: int) -> bytes:
+def row_group(job: Job, group: Struct, parts: list[Piece], start: int, number: int) -> bytes:
     """The struct of a row group that is number so-and-so of the output and starts at `start`."""
     chunks = [chunk for chunk, _, _ in parts]
     columns, at = [], start
@@ -394,7 +426,7 @@ def _row_group(job: _Job, group: Struct, parts: list[_Part], start: int, number:
     return thrift.write_struct(group)
 
 
-def _column(job: _Job, chunk: Chunk, outer: Struct, meta: Struct, at: int) -> bytes:
+def _column(job: Job, chunk: Chunk, outer: Struct, meta: Struct, at: int) -> bytes:
     """The struct of a chunk that starts at `at`. Where its indexes and bloom filter are is set when they have moved."""
     name, *inner = chunk.path
     if name in job.rename:
@@ -413,7 +445,7 @@ def _column(job: _Job, chunk: Chunk, outer: Struct, meta: Struct, at: int) -> by
     return thrift.write_struct(outer)
 
 
-def _edited(raw: bytes, *, outers: Sequence[Struct] = (), metas: Sequence[Struct] = ()) -> bytes:
+def edited(raw: bytes, *, outers: Sequence[Struct] = (), metas: Sequence[Struct] = ()) -> bytes:
     """A row group's struct with fields of its column chunks set, or of their metadata."""
     group, _ = thrift.read_struct(raw)
     kind, columns = thrift.read_list(group[1][1])
@@ -427,22 +459,18 @@ def _edited(raw: bytes, *, outers: Sequence[Struct] = (), metas: Sequence[Struct
     return thrift.write_struct(group)
 
 
-def _write_footer(job: _Job, out: Writing, moved: _Moved, key_values: Mapping[str, str | bytes]) -> None:
-    # The writer's name stays the first file's: readers go by it to tell whether old statistics can be trusted.
-    top = dict(job.first.top)
-    top[2] = LIST, _schema(job)
+def write_footer(job: Job, out: Out, top: Struct, groups: Sequence[bytes]) -> None:
+    """End the file: `top` is the footer's struct but for its rows and row groups."""
     top[3] = I64, thrift.zigzag(job.rows)
     top[4] = LIST, thrift.write_list_head(STRUCT, job.row_groups)
-    _set_key_values(job, top, key_values)
-    _set_orders(job, top)
     begin = out.tell()
     out.write(thrift.write_struct({number: top[number] for number in top if number <= 4})[:-1])
-    for group in moved.groups:
+    for group in groups:
         out.write(group)
     out.write(thrift.write_struct({number: top[number] for number in top if number > 4}, last=4))
     length = out.tell() - begin
     if length > FOOTER_LIMIT:
-        raise UsageError(f"the footer would take {length:,} bytes", where=str(out.path), do="write smaller shards")
+        raise UsageError(f"the footer would take {length:,} bytes", where=job.first.path, do="write smaller shards")
     out.write(length.to_bytes(4, "little") + MAGIC)
 
 
@@ -462,9 +490,9 @@ def _set_sorting(group: Struct, leaves: list[int]) -> None:
         del group[4]
 
 
-def _schema(job: _Job) -> bytes:
+def _schema(job: Job) -> bytes:
     elements = thrift.read_list(thrift.raw(job.first.top, 2, LIST))[1]
-    trees = _subtrees(job.first)
+    trees = subtrees(job.first)
     root, _ = thrift.read_struct(elements[0])
     root[5] = I32, thrift.zigzag(len(job.columns))
     new = [thrift.write_struct(root)]
@@ -478,32 +506,44 @@ def _schema(job: _Job) -> bytes:
     return thrift.write_list(STRUCT, new)
 
 
-def _set_orders(job: _Job, top: Struct) -> None:
+def set_orders(job: Job, top: Struct, leaves: Sequence[int]) -> None:
     """One column order for each leaf. Where the files differ in them there are none, and readers leave the statistics
     alone: better than to read them in a wrong order."""
     if 7 not in top:
         return
     kind, orders = thrift.read_list(thrift.raw(top, 7, LIST))
     if job.ordered and len(orders) == len(job.first.leaves):
-        top[7] = LIST, thrift.write_list(kind, [orders[leaf] for leaf in _leaves(job, job.first)])
+        top[7] = LIST, thrift.write_list(kind, [orders[leaf] for leaf in leaves])
     else:
         del top[7]
 
 
-def _set_key_values(job: _Job, top: Struct, given: Mapping[str, str | bytes]) -> None:
+def _set_key_values(job: Job, top: Struct, given: Mapping[str, str | bytes]) -> None:
+    if given or _columns_changed(job):
+        set_key_values(top, {**kept_key_values(job), **given})
+
+
+def _columns_changed(job: Job) -> bool:
+    return job.columns != job.first.columns or any(name in job.rename for name in job.columns)
+
+
+def kept_key_values(job: Job) -> dict[str, str | bytes]:
+    """The first file's key-values, as far as they hold for the columns that are left."""
     kept: dict[str, str | bytes] = dict(job.first.key_values)
-    if job.columns != job.first.columns or any(name in job.rename for name in job.columns):
+    if _columns_changed(job):
         kept = {key: value for key, value in kept.items() if key not in STALE}
         features = _features(job, job.first.key_values.get("huggingface", b""))
         kept.pop("huggingface", None)
         if features is not None:
             kept["huggingface"] = features
-    elif not given:
-        return
+    return kept
+
+
+def set_key_values(top: Struct, values: Mapping[str, str | bytes]) -> None:
     top.pop(5, None)
     pairs = [
         thrift.write_struct({1: (BINARY, thrift.binary(key.encode())), 2: (BINARY, thrift.binary(_encoded(value)))})
-        for key, value in {**kept, **given}.items()
+        for key, value in values.items()
     ]
     if pairs:
         top[5] = LIST, thrift.write_list(STRUCT, pairs)
@@ -513,7 +553,7 @@ def _encoded(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _features(job: _Job, value: bytes) -> bytes | None:
+def _features(job: Job, value: bytes) -> bytes | None:
     """The features that `datasets` keeps in a file, of the chosen columns under their new names; None if unreadable."""
     try:
         content = json.loads(value)

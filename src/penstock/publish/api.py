@@ -16,12 +16,13 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.meter import Watcher
+    from penstock.publish.place import Place
     from penstock.receipt import Receipt
 
 
 def push(
     dataset: Any,
-    to: str,
+    to: str | os.PathLike[str],
     *,
     memory: str | int | None = None,
     config_name: str = "default",
@@ -45,7 +46,7 @@ def push(
     watch: Watcher | None = None,
     command: str | None = None,
 ) -> Receipt:
-    """Publish a dataset to the Hugging Face Hub, as one transaction, under a memory budget.
+    """Publish a dataset to the Hugging Face Hub, a store or a folder, as one transaction, under a memory budget.
 
     In place of `hf_dataset.push_to_hub("org/name")`: `ps.push(hf_dataset, "org/name")`, with the same keywords. Run
     again after any kill: it goes on, and sends nothing twice. Nothing is visible before everything is there.
@@ -55,7 +56,8 @@ def push(
     dataset
         A `Dataset`, a `datasets.Dataset` or `DatasetDict`, an Arrow table, a frame, or a dict of any of these by split.
     to
-        A dataset repository, "org/name"; it is made if it is not there.
+        A dataset repository, "org/name"; it is made if it is not there. Or an S3-style store, "s3://bucket/prefix",
+        or a folder: "./name", "/a/path" or "file:///a/path".
     memory
         What the whole process tree may take, such as "2GB". See `Dataset.write`.
     split
@@ -71,13 +73,12 @@ def push(
     disk
         What may be staged at a time, where rows must be made before they are sent.
     """
-    from penstock.publish.commits import Wish
-    from penstock.publish.hub import HubPlace
+    from penstock.publish.place import Wish
     from penstock.publish.push import push as run_push
 
     if not embed_external_files:
         raise UsageError("files are always embedded: a path of this machine means nothing elsewhere", where="push")
-    place = HubPlace(to, token=token, revision=revision, create_pr=create_pr, private=private)
+    place = place_of(to, token=token, revision=revision, create_pr=create_pr, private=private)
     settings = push_settings(
         memory=memory, disk=disk, workers=workers or num_proc, scratch=scratch, restart=restart, command=command
     )
@@ -89,6 +90,43 @@ def push(
         settings=settings,
         watch=watch or (lambda status: None),
     )
+
+
+def place_of(
+    to: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    private: bool | None = None,
+) -> Place:
+    """The place a user means. A folder has a "/" or "." before it, so that "org/name" is always the Hub's."""
+    words = os.fspath(to)
+    if words.startswith("s3://"):
+        from penstock.publish.store import StorePlace
+
+        _only_on_the_hub(words, token=token, revision=revision, create_pr=create_pr or None, private=private)
+        return StorePlace(words)
+    if isinstance(to, os.PathLike) or words in (".", "..") or words.startswith(("/", "./", "../", "~", "file://")):
+        from penstock.publish.folder import FolderPlace
+
+        _only_on_the_hub(words, token=token, revision=revision, create_pr=create_pr or None, private=private)
+        return FolderPlace(words)
+    if "://" in words:
+        raise UsageError(
+            "is no place that can be published to",
+            where=words,
+            do='name a repository of the Hub ("org/name"), a store ("s3://bucket/prefix") or a folder ("./name")',
+        )
+    from penstock.publish.hub import HubPlace
+
+    return HubPlace(words, token=token, revision=revision, create_pr=create_pr, private=private)
+
+
+def _only_on_the_hub(where: str, **given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(f"{name} means something only on the Hub", where=where, do=f"leave {name} out")
 
 
 def push_write(max_shard_size: str | int | None, num_shards: int | None) -> Write:

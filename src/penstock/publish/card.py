@@ -127,7 +127,9 @@ def with_split(
         )
     configs = _settled(card, files)
     config = configs.get(config_name, {})
-    patterns = {**_patterns(config, files), split: [data_files] if isinstance(data_files, str) else list(data_files)}
+    # A config that is new has no splits yet, whatever lies there for the others.
+    known = _patterns(config, files) if config_name in configs else {}
+    patterns = {**known, split: [data_files] if isinstance(data_files, str) else list(data_files)}
     config = {key: value for key, value in config.items() if key != "data_dir"}
     config["data_files"] = [
         {"split": name, "path": some[0] if len(some) == 1 else some} for name, some in patterns.items()
@@ -205,18 +207,17 @@ def named_files(
 
 def visible_files(card: Card, files: Sequence[str]) -> set[str]:
     """Those of a repository's files that `load_dataset` can see: named by configs or, where there are none, found."""
-    if card.has_configs:
+    if card.data.get("configs"):
         return named_files(card, files)
-    if card.data.get("configs"):  # nothing yet
-        return set()
     return {path for patterns in discovered(files).values() for path in _named(patterns, files)}
 
 
 def owned_files(card: Card, files: Sequence[str], *, config_name: str, split: str) -> set[str]:
     """The Parquet files that one split has and no other: those to delete when it is replaced. Files of other formats
     stay where they are; a pattern such as `**` names licences and pictures too."""
-    settled = card if card.has_configs else pinned(card, files)
-    splits = split_files(settled, files)
+    splits = split_files(card, files)
+    if not card.data.get("configs"):
+        splits = {DEFAULT: {found: _named(patterns, files) for found, patterns in discovered(files).items()}}
     own = {path for path in splits.get(config_name, {}).get(split, []) if path.endswith(".parquet")}
     for name, others in splits.items():
         for other, some in others.items():
@@ -314,6 +315,13 @@ def _is_document(path: str) -> bool:
 
 
 def _set_default(configs: dict[str, Config], name: str, default: bool | None) -> None:
+    marked = [other for other, config in configs.items() if other != name and config.get("default")]
+    if name == DEFAULT and marked:
+        raise UsageError(
+            f"config {marked[0]!r} is the default, and one named 'default' would be a second",
+            where=NAME,
+            do="publish under another config name, or take `default: true` away from that one",
+        )
     if default is None or name == DEFAULT:
         return
     configs[name].pop("default", None)

@@ -8,101 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from io import BufferedIOBase
-from typing import Any
+from typing import TYPE_CHECKING
 
-from penstock import receipt
-from penstock.errors import DestinationConflict, RemoteFailed
+from penstock.errors import RemoteFailed
 from penstock.journal import Journal
-from penstock.publish.card import Card, owned_files, pinned, read_card, visible_files, with_split
-from penstock.publish.hub import FILES_PER_COMMIT, HubPlace, Look, ParentMoved, Sealed
+from penstock.publish.card import Card
+from penstock.publish.last import Last, last_of
+from penstock.publish.place import README, Look, Sealed, Sent, Streams, Wish
 
+if TYPE_CHECKING:
+    from penstock.publish.hub import HubPlace
+
+# The Hub asks for 50 to 100 files a commit, and gives up on a commit after 60 seconds.
+FILES_PER_COMMIT = 100
 COMMITS_PER_HOUR = 100  # the Hub stops at 128
-README = "README.md"
-
-Streams = Mapping[str, Callable[[], BufferedIOBase]]  # by digest: what goes inside a commit is read once more
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What a push is called where it goes: `push_to_hub`'s words."""
-
-    config_name: str = "default"
-    set_default: bool | None = None
-    data_dir: str | None = None
-    commit_message: str | None = None
-    commit_description: str | None = None
-
-    def folder(self) -> str:
-        return self.data_dir or ("data" if self.config_name == "default" else self.config_name)
-
-    def receipt_path(self, split: str) -> str:
-        return f".penstock/{self.config_name}/{split}.json"
-
-    def describe(self) -> dict[str, Any]:
-        return {"config_name": self.config_name, "data_dir": self.data_dir, "set_default": self.set_default}
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A split whose content the place holds: what a commit, the card and the receipt say of it."""
-
-    name: str
-    folder: str
-    shards: tuple[Sealed, ...]
-    rows: tuple[int, ...]
-    stretches: tuple[Sequence[Any] | None, ...]  # offset, length, SHA-256: what `verify` reads back
-    beside: tuple[Sealed, ...]
-    features: Mapping[str, Any]
-    bytes: int
-    inputs: tuple[dict[str, Any], ...]
-
-    @property
-    def files(self) -> tuple[Sealed, ...]:
-        return (*self.shards, *self.beside)
-
-    def published(self, wish: Wish) -> dict[str, Any]:
-        """The receipt that travels with the dataset: nothing in it but what the content says."""
-        return {
-            "format": receipt.FORMAT,
-            "config": wish.config_name,
-            "split": self.name,
-            "rows": sum(self.rows),
-            "bytes": self.bytes,
-            "inputs": list(self.inputs),
-            "shards": [
-                {
-                    "path": sealed.path,
-                    "rows": rows,
-                    "bytes": sealed.size,
-                    "sha256": sealed.sha256,
-                    **({"sample": dict(zip(("offset", "length", "sha256"), stretch, strict=True))} if stretch else {}),
-                }
-                for sealed, rows, stretch in zip(self.shards, self.rows, self.stretches, strict=True)
-            ],
-            "beside": [{"path": one.path, "bytes": one.size, "sha256": one.sha256} for one in self.beside],
-            "versions": receipt.versions(),
-        }
-
-
-@dataclass(frozen=True)
-class Last:
-    """The last commit, worked out against one state of the repository."""
-
-    texts: Mapping[str, str]
-    deletes: tuple[str, ...]
-    card_before: str | None
-    pin: str | None  # a card for the commits before it, where without one every file would show
-
-    def is_there(self, place: HubPlace, look: Look) -> bool:
-        files = look.files or {}
-        return not any(path in files for path in self.deletes) and all(
-            path in files and place.read(path, revision=look.head) == text.encode() for path, text in self.texts.items()
-        )
+class ParentMoved(RemoteFailed):
+    """Somebody else committed first: look again and make the commit anew."""
 
 
 class Commits:
@@ -122,7 +48,7 @@ class Commits:
         files = [one for split in self.sent for one in split.files]
         while True:
             look = self.place.look()
-            last = self._last(look)
+            last = last_of(self.place, self.wish, self.sent, look, self.fresh, self.journal.records.get("card"))
             missing = [one for one in files if not look.holds(one)]
             if not missing and last.is_there(self.place, look):
                 return look.head or ""
@@ -207,65 +133,6 @@ class Commits:
         if sealed.sha256 not in self.streams:
             raise RemoteFailed("the Hub wants it inside the commit, and it is no longer here", where=sealed.path)
         return sealed, self.streams[sealed.sha256]
-
-    def _last(self, look: Look) -> Last:
-        """The last commit as the repository stands now: the card, the receipts, what goes."""
-        files = dict(look.files or {})
-        stored = self.place.read(README, revision=look.head) if README in files else None
-        now = None if stored is None else stored.decode("utf-8", "replace")
-        noted = self.journal.records.get("card")
-        before = noted["text"] if noted is not None and now == noted["pin"] else now
-        card = read_card(before)
-        new = {one.path for split in self.sent for one in split.files}
-        old = [path for path in files if path not in new]
-        made = card if card.data or card.body.strip() else self.fresh
-        gone: set[str] = set()
-        for one in self.sent:
-            owned = owned_files(card, list(files), config_name=self.wish.config_name, split=one.name)
-            gone |= (owned | self._listed(one, look)) - new
-            made = with_split(
-                made,
-                config_name=self.wish.config_name,
-                split=one.name,
-                data_files=f"{one.folder}/*.parquet",
-                features=one.features,
-                num_examples=sum(one.rows),
-                num_bytes=one.bytes,
-                download_size=sum(sealed.size for sealed in one.shards),
-                default=self.wish.set_default,
-                deleted_size=sum(files[path].size for path in owned),
-                files=old,
-                together=[other.name for other in self.sent],
-            )
-        during = pinned(card, old)
-        self._check_unseen(during, old, new - set(files))
-        texts = {README: made.render()}
-        for one in self.sent:
-            stated = json.dumps(one.published(self.wish), indent=1, sort_keys=True)
-            texts[self.wish.receipt_path(one.name)] = stated + "\n"
-        pin = during.render()
-        return Last(texts, tuple(sorted(gone)), before, pin if pin != now else None)
-
-    def _check_unseen(self, card: Card, old: Sequence[str], new: set[str]) -> None:
-        seen = visible_files(card, [*old, *sorted(new)]) & new
-        if seen:
-            raise DestinationConflict(
-                f"a config of the card there names whatever lies in {min(seen).rpartition('/')[0]}/, so new files"
-                " would show before they are all there",
-                where=self.place.repo_id,
-                do="narrow that pattern in the card, or pass data_dir= (--data-dir) for another folder",
-            )
-
-    def _listed(self, one: Sent, look: Look) -> set[str]:
-        """Files that the receipt of the same split lists, as far as they are there."""
-        files = look.files or {}
-        path = self.wish.receipt_path(one.name)
-        stored = self.place.read(path, revision=look.head) if path in files else None
-        try:
-            found = json.loads(stored) if stored is not None else {"shards": [], "beside": []}
-            return {entry["path"] for entry in (*found["shards"], *found["beside"])} & set(files)
-        except (ValueError, KeyError, TypeError):
-            return set()  # not one of ours, or damaged: nothing goes on its word
 
 
 def _text(path: str, text: str) -> tuple[Sealed, Callable[[], BufferedIOBase]]:

@@ -1,70 +1,38 @@
 """The Hugging Face Hub as a place to publish to, through the real `huggingface_hub` client (1.x and 2.x).
 
-Content goes first and is invisible: an LFS object that no commit names. Commits come last. Every call is made patiently,
-and a commit whose answer was lost is looked for before it is made again.
+Content goes first and is invisible: an LFS object that no commit names. Commits come last. Every call is made
+patiently, and a commit whose answer was lost is looked for before it is made again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import NotAllowed, NotFound, RemoteFailed, UsageError
+from penstock.publish.commits import FILES_PER_COMMIT, Commits, ParentMoved
+from penstock.publish.place import Look, Notes, Published, RemoteFile, Sealed, Sent, Streams, Wish
 from penstock.publish.retry import Patience, facts, patiently
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
+    from penstock.journal import Journal, Record
+    from penstock.publish.card import Card
+
 T = TypeVar("T")
 
 MAY_WRITE = frozenset({"admin", "write", "contributor"})
-# The Hub asks for 50 to 100 files a commit, and gives up on a commit after 60 seconds.
-FILES_PER_COMMIT = 100
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """Content whose digest is known: what a commit names."""
-
-    path: str  # in the repository
-    sha256: str
-    size: int
-    sample: bytes = b""  # its first 512 bytes, by which the Hub tells text from binary
-    mode: str = "lfs"  # or "regular": then it goes inside the commit
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of the repository: LFS files tell their SHA-256, others only Git's own digest."""
-
-    size: int
-    sha256: str | None
-    git: str
-
-
-@dataclass(frozen=True)
-class Look:
-    """The repository at one moment."""
-
-    exists: bool
-    private: bool = False
-    head: str | None = None
-    files: Mapping[str, RemoteFile] | None = None
-
-    def holds(self, sealed: Sealed) -> bool:
-        found = (self.files or {}).get(sealed.path)
-        if found is None or found.size != sealed.size:
-            return False
-        return found.sha256 == sealed.sha256 if found.sha256 is not None else sealed.mode == "regular"
 
 
 class HubPlace:
     """One dataset repository, and one revision of it."""
+
+    visible = ""  # with the last commit
 
     def __init__(
         self,
@@ -101,12 +69,30 @@ class HubPlace:
     def endpoint(self) -> str:
         return str(self.api.endpoint)
 
-    def address(self, revision: str | None = None) -> str:
-        return f"{self.endpoint}/datasets/{self.repo_id}" + (f"/tree/{revision}" if revision else "")
+    @property
+    def name(self) -> str:
+        return self.repo_id
+
+    @property
+    def title(self) -> str:
+        return self.repo_id
+
+    def describe(self) -> dict[str, Any]:
+        return {"to": self.repo_id, "at": self.endpoint, "revision": self.revision, "create_pr": self.create_pr}
+
+    def address(self) -> str:
+        return f"{self.endpoint}/datasets/{self.repo_id}" + (f"/tree/{self.revision}" if self.revision else "")
+
+    def state(self, look: Look) -> str:
+        private = look.private if look.exists else bool(self.private)
+        return ("exists, " if look.exists else "will be created, ") + ("private" if private else "public")
+
+    def shard_path(self, folder: str, split: str, at: int, sha256: str) -> str:
+        return ""  # `load_dataset` wants to be told how many there are
 
     # -- before any work ------------------------------------------------------------------------------------------
 
-    def check(self) -> Look:
+    def check(self, sources: Iterable[str] = ()) -> Look:
         """Say now what would stop the push later: no token, no such owner, no right to write."""
         if not self._token:
             raise NotAllowed(
@@ -212,6 +198,10 @@ class HubPlace:
 
     # -- content, invisible ---------------------------------------------------------------------------------------
 
+    def prepare(self, look: Look, journal: Journal) -> None:
+        if not look.exists or self.revision is not None:
+            self.create()
+
     def create(self) -> None:
         """Make the repository, and the revision, if they are not there."""
         self._ask(
@@ -225,7 +215,7 @@ class HubPlace:
                 lambda: self.api.create_branch(self.repo_id, branch=branch, exist_ok=True, repo_type="dataset"),
             )
 
-    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase]) -> str:
+    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase], notes: Notes | None = None) -> str:
         """Send content, unless the Hub has it already; how a commit will have to name it ("lfs" or "regular")."""
 
         def upload() -> str:
@@ -268,7 +258,18 @@ class HubPlace:
                 found[answer["oid"]] = not answer.get("actions") and "error" not in answer
         return [one.mode == "regular" or found.get(one.sha256, False) for one in content]
 
+    def holds(self, files: Sequence[Sealed]) -> bool:
+        look = self.look()
+        return all(look.holds(one) for one in files)
+
+    def discard(self, records: Mapping[str, Record]) -> None:
+        """Nothing: the Hub drops content that no commit comes to name."""
+
     # -- commits --------------------------------------------------------------------------------------------------
+
+    def publish(self, sent: Sequence[Sent], wish: Wish, journal: Journal, streams: Streams, fresh: Card) -> Published:
+        commits = Commits(self, wish, journal, sent, streams, fresh)
+        return Published(commits.publish(), len(commits.made))
 
     def commit(
         self,
@@ -343,10 +344,6 @@ class HubPlace:
                     do="check the name and the token",
                 ) from error.__cause__
             raise
-
-
-class ParentMoved(RemoteFailed):
-    """Somebody else committed first: look again and make the commit anew."""
 
 
 def _addition(sealed: Sealed, opened: BufferedIOBase | None) -> CommitOperationAdd:

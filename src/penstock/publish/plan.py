@@ -10,11 +10,9 @@ from penstock.budget import format_size
 from penstock.chains import Beside, Chain, Write, describe, fingerprint, first_dynamic_limit
 from penstock.errors import UsageError
 from penstock.media.spool import fitted
-from penstock.media.weights import largest_row
 from penstock.parquet.embed import arrow_schema
-from penstock.parquet.footer import read_footer
+from penstock.publish.commits import FILES_PER_COMMIT
 from penstock.publish.features import declared_features, features_of, huggingface_metadata
-from penstock.publish.hub import FILES_PER_COMMIT
 from penstock.publish.shards import Form, Recipe, planned
 from penstock.splice import SplicePlan
 
@@ -106,9 +104,7 @@ def _plan_split(name: str, chains: tuple[Chain, ...], write: Write) -> SplitPlan
         leaves=job.leaves,
         key_values=job.key_values,
     )
-    rows = [largest_row(read_footer(file.path)) for chain in chains for file in chain.read.files]
-    largest = max((row for row in rows if row is not None), default=None)
-    return SplitPlan(name, chains, form, tuple(recipes), "", plan.rows, plan.bytes, largest)
+    return SplitPlan(name, chains, form, tuple(recipes), "", plan.rows, plan.bytes, plan.largest_row)
 
 
 def source_schema(path: str, columns: Sequence[str] | None) -> pa.Schema:
@@ -156,7 +152,15 @@ def form_of(
 
 
 def plan_words(
-    plan: PushPlan, *, target: str, state: str, projected: int, allowed: int, disk: int, beside_bytes: int
+    plan: PushPlan,
+    *,
+    target: str,
+    state: str,
+    visible: str,
+    projected: int,
+    allowed: int,
+    disk: int,
+    beside_bytes: int,
 ) -> str:
     """The plan for people."""
     lines = [("to", f"{target} ({state})")]
@@ -176,6 +180,8 @@ def plan_words(
         lines.append(("beside", f"{beside:,} files that go with it as they are, {format_size(beside_bytes)}"))
     lines.append(("memory", f"projected peak {format_size(projected)} of {format_size(allowed)} allowed"))
     lines.append(("disk", f"{format_size(disk)} of scratch" if disk else "no scratch"))
+    if visible:
+        return _aligned([*lines, ("visible", visible)])
     commits = plan.commits()
     known = all(split.form is not None for split in plan.splits)
     lines.append(
@@ -186,4 +192,8 @@ def plan_words(
             + "; visible with the last one",
         )
     )
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{word:<9}{what}" for word, what in lines)

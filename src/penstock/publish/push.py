@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +23,12 @@ from penstock import memory, receipt
 from penstock.budget import Budget
 from penstock.chains import Chain, Write, key_of
 from penstock.engines.local import CALLERS_IMPORTS
-from penstock.journal import LOCK, Journal, clear, held
+from penstock.journal import LOCK, Journal, clear, held, records
 from penstock.media.read import BIDS_FOLDER
 from penstock.media.spool import state_home
 from penstock.meter import Meter, Watcher
 from penstock.publish.card import Card
-from penstock.publish.commits import Commits, Sent, Streams, Wish
-from penstock.publish.hub import HubPlace, Sealed
+from penstock.publish.place import Place, Sealed, Sent, Streams, Wish
 from penstock.publish.plan import PushPlan, SplitPlan, plan_push, plan_words
 from penstock.publish.seed import bids_seed, seeded_body
 from penstock.publish.send import Item, Sender, file_item, sealed_at, shard_item
@@ -43,7 +43,7 @@ SENDING = 40 << 20
 
 def push(
     splits: Mapping[str, Sequence[Chain]],
-    place: HubPlace,
+    place: Place,
     *,
     wish: Wish,
     write: Write,
@@ -51,29 +51,27 @@ def push(
     watch: Watcher,
 ) -> Receipt:
     """Publish splits as one transaction. Same plan unfinished: go on. Already there: say so."""
-    look = place.check()
+    look = place.check(_sources(splits))
     plan = plan_push(splits, write)
-    description = {"push": {"to": place.repo_id, "at": place.endpoint, "revision": place.revision,
-                            "create_pr": place.create_pr, **wish.describe()}, "splits": plan.describe()}  # fmt: skip
+    description = {"push": {**place.describe(), **wish.describe()}, "splits": plan.describe()}
     key = key_of(description)
     state = state_folder(place, wish)
     meter = Meter(settings.budget.allowed, watch)
     meter.projected = projected_peak(settings.budget)
     with held(state):
         if settings.restart:
+            place.discard(records(state))
             clear(state)
         elif (found := _already_done(state, place, key)) is not None:
             return found
         with Journal(state, plan=description, key=key) as journal, _gauge(meter) as gauge:
-            if not look.exists or place.revision is not None:
-                place.create()
+            place.prepare(look, journal)
             sent, streams = _send_all(plan, place, wish, journal, meter, settings, state)
             meter.begin_bytes("commit", total=0, tasks=0)
-            commits = Commits(place, wish, journal, sent, streams, _fresh_card(plan, place, wish))
-            commit = commits.publish()
+            shown = place.publish(sent, wish, journal, streams, _fresh_card(plan, place, wish))
             made = _receipt(plan, description, key, settings, meter, gauge, sent, wish)
             made = replace(
-                made, published={**_where(place, wish, sent), "commit": commit, "commits": len(commits.made)}
+                made, published={**_where(place, wish, sent), "commit": shown.commit, "commits": shown.commits}
             )
             made.save(state)
         _clean(state)
@@ -81,29 +79,29 @@ def push(
 
 
 def dry_run(
-    splits: Mapping[str, Sequence[Chain]], place: HubPlace, *, wish: Wish, write: Write, settings: Settings
+    splits: Mapping[str, Sequence[Chain]], place: Place, *, wish: Wish, write: Write, settings: Settings
 ) -> tuple[str, dict[str, Any]]:
     """What a push would do and take, in words and in figures, having opened what must be opened and sent nothing."""
-    look = place.check()
+    look = place.check(_sources(splits))
     plan = plan_push(splits, write)
     projected = projected_peak(settings.budget)
-    private = look.private if look.exists else bool(place.private)
-    state = ("exists, " if look.exists else "will be created, ") + ("private" if private else "public")
+    state = place.state(look)
     beside = sum(one.bytes for split in plan.splits for one in split.beside)
     disk = sum(0 if split.form is not None else split.bytes for split in plan.splits)
     text = plan_words(
         plan,
-        target=place.address(place.revision),
+        target=place.address(),
         state=state,
+        visible=place.visible,
         projected=projected,
         allowed=settings.budget.allowed,
         disk=disk,
         beside_bytes=beside,
     )
     figures = {
-        "to": place.repo_id,
+        "to": place.name,
         "exists": look.exists,
-        "private": private,
+        "private": "private" in state,
         "rows": {split.name: split.rows for split in plan.splits},
         "bytes": {split.name: split.bytes for split in plan.splits},
         "shards": {split.name: len(split.recipes) for split in plan.splits},
@@ -111,15 +109,21 @@ def dry_run(
         "beside": sum(len(split.beside) for split in plan.splits),
         "memory": {"allowed": settings.budget.allowed, "projected": projected},
         "disk": disk,
-        "commits": plan.commits(),
+        "commits": 0 if place.visible else plan.commits(),
     }
     return text, figures
 
 
-def state_folder(place: HubPlace, wish: Wish) -> Path:
+def _sources(splits: Mapping[str, Sequence[Chain]]) -> list[str]:
+    reads = [chain.read for chains in splits.values() for chain in chains]
+    return [*(file.path for read in reads for file in read.files), *(one for read in reads for one in read.folders)]
+
+
+def state_folder(place: Place, wish: Wish) -> Path:
     """Where the journal of a push lies: one for each repository, revision and config."""
-    about = json.dumps([place.endpoint, place.repo_id, place.revision, wish.config_name])
-    name = place.repo_id.replace("/", "--")
+    where = place.describe()
+    about = json.dumps([where["at"], where["to"], where.get("revision"), wish.config_name])
+    name = re.sub(r"[^\w.-]+", "--", place.name).strip("-")[-80:]
     return state_home() / "push" / f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
 
 
@@ -130,13 +134,12 @@ def projected_peak(budget: Budget) -> int:
     return needed
 
 
-def _already_done(state: Path, place: HubPlace, key: str) -> Receipt | None:
+def _already_done(state: Path, place: Place, key: str) -> Receipt | None:
     """The receipt of this same push, its content still there. Any other push takes its place: names are digests."""
     found = receipt.load(state)
     if found is None or found.published is None or found.plan_key != key:
         return None
-    look = place.look()
-    there = all(look.holds(Sealed(shard["path"], shard["sha256"], shard["bytes"])) for shard in found.shards)
+    there = place.holds([Sealed(shard["path"], shard["sha256"], shard["bytes"]) for shard in found.shards])
     return replace(found, already_done=True) if there else None
 
 
@@ -144,13 +147,13 @@ def _already_done(state: Path, place: HubPlace, key: str) -> Receipt | None:
 
 
 def _send_all(
-    plan: PushPlan, place: HubPlace, wish: Wish, journal: Journal, meter: Meter, settings: Settings, state: Path
+    plan: PushPlan, place: Place, wish: Wish, journal: Journal, meter: Meter, settings: Settings, state: Path
 ) -> tuple[list[Sent], Streams]:
     """Everything hashed and sent, nothing visible."""
     _forget_what_is_gone(place, journal)
     total = plan.bytes + sum(one.bytes for split in plan.splits for one in split.beside)
     meter.begin_bytes("send", total=total, tasks=plan.files)
-    sender = Sender(place, journal, stopped=place.stopped, on_sent=meter.bytes_done)
+    sender = Sender(place, journal, folder=wish.folder(), stopped=place.stopped, on_sent=meter.bytes_done)
     items: list[Item] = []
 
     def give(item: Item) -> None:
@@ -178,29 +181,32 @@ def _send_all(
     streams = {
         journal.records[f"task/hashed/{item.key}"]["sha256"]: _opener(item)
         for item in items
-        if journal.records[f"task/sent/{item.key}"]["mode"] != "lfs"
+        if journal.records[f"task/sent/{item.key}"]["mode"] == "regular"
     }
-    return [_sent(split, form, recipes, journal, wish) for split, form, recipes in made], streams
+    return [_sent(split, form, recipes, journal, wish, place) for split, form, recipes in made], streams
 
 
 def _opener(item: Item) -> Callable[[], BufferedIOBase]:
     return lambda: item.open(False)
 
 
-def _forget_what_is_gone(place: HubPlace, journal: Journal) -> None:
-    """The Hub may drop content that no commit came to name: what it no longer has is sent again."""
+def _forget_what_is_gone(place: Place, journal: Journal) -> None:
+    """A place may drop content that nothing came to name: what it no longer has is sent again."""
     keys = [key for key in journal.records if key.startswith("task/sent/")]
-    known = [sealed_at(journal, key.removeprefix("task/sent/"), "")[0] for key in keys]
+    known = [sealed_at(journal, key.removeprefix("task/sent/"))[0] for key in keys]
     for key, there in zip(keys, place.present(known), strict=True):
         if not there:
             del journal.records[key]
 
 
-def _sent(split: SplitPlan, form: Form, recipes: Sequence[Recipe], journal: Journal, wish: Wish) -> Sent:
+def _sent(split: SplitPlan, form: Form, recipes: Sequence[Recipe], journal: Journal, wish: Wish, place: Place) -> Sent:
     keys = [f"{split.name}/{recipe.at:06d}" for recipe in recipes]
     token = token_of(journal.records[f"task/hashed/{key}"]["sha256"] for key in keys)
     folder = f"{wish.folder()}/{split.name}-{token}"
-    found = [sealed_at(journal, key, f"{folder}/{at:05d}-of-{len(keys):05d}.parquet") for at, key in enumerate(keys)]
+    found = []
+    for at, key in enumerate(keys):
+        early = place.shard_path(wish.folder(), split.name, at, journal.records[f"task/hashed/{key}"]["sha256"])
+        found.append(sealed_at(journal, key, early or f"{folder}/{at:05d}-of-{len(keys):05d}.parquet"))
     return Sent(
         name=split.name,
         folder=folder,
@@ -218,7 +224,7 @@ def _sent(split: SplitPlan, form: Form, recipes: Sequence[Recipe], journal: Jour
     )
 
 
-def _fresh_card(plan: PushPlan, place: HubPlace, wish: Wish) -> Card:
+def _fresh_card(plan: PushPlan, place: Place, wish: Wish) -> Card:
     """The card of a repository that has none; that of a BIDS tree from its own description."""
     beside = {one.path: one.file for split in plan.splits for one in split.beside}
     if (about := beside.get(f"{BIDS_FOLDER}/dataset_description.json")) is not None:
@@ -229,8 +235,8 @@ def _fresh_card(plan: PushPlan, place: HubPlace, wish: Wish) -> Card:
         except ValueError:
             stated = {}
         if isinstance(stated, dict):
-            return bids_seed(stated, texts[0], texts[1], repo_id=place.repo_id)
-    return Card(body=seeded_body(place.repo_id, config_name=wish.config_name))
+            return bids_seed(stated, texts[0], texts[1], repo_id=place.title)
+    return Card(body=seeded_body(place.title, config_name=wish.config_name))
 
 
 def _read_text(path: str | None) -> str | None:
@@ -272,10 +278,10 @@ def _gauge(meter: Meter) -> Iterator[Gauge]:
         thread.join()
 
 
-def _where(place: HubPlace, wish: Wish, sent: Sequence[Sent]) -> dict[str, Any]:
+def _where(place: Place, wish: Wish, sent: Sequence[Sent]) -> dict[str, Any]:
     return {
-        "to": place.repo_id,
-        "revision": place.revision,
+        "to": place.name,
+        "revision": place.describe().get("revision"),
         "config": wish.config_name,
         "splits": [one.name for one in sent],
     }

@@ -18,8 +18,8 @@ from penstock.budget import format_size
 from penstock.chains import Chain, Write
 from penstock.errors import DiskFull
 from penstock.meter import Watcher
-from penstock.publish.commits import Wish
 from penstock.publish.hub import HubPlace
+from penstock.publish.place import Wish
 from penstock.publish.plan import plan_push
 from penstock.publish.push import push
 from penstock.receipt import Receipt

@@ -20,6 +20,8 @@ T = TypeVar("T")
 # A conflict is another commit in the same moment; 412 is answered by whoever knows what the parent should be.
 AGAIN = frozenset({408, 409, 423, 425, 429, 500, 502, 503, 504, 520, 522, 524})
 REFUSED = frozenset({401, 403})
+# S3 says these with a status of 400: a body that stalled, or did not arrive as it was sent.
+AGAIN_CODES = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "SlowDown"})
 _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "botocore", "h11", "ssl")
 
 
@@ -97,8 +99,9 @@ def facts(error: BaseException) -> tuple[int | None, float | None, str]:
         response: Any = getattr(below, "response", None)
         status = getattr(response, "status_code", None)
         if isinstance(response, dict):  # botocore
+            stated = response.get("Error", {})
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status, None, str(response.get("Error", {}).get("Message", ""))
+            return 503 if stated.get("Code") in AGAIN_CODES else status, None, str(stated.get("Message", ""))
         if isinstance(status, int):
             said = getattr(below, "server_message", None) or response.headers.get("X-Error-Message") or ""
             return status, _seconds(response.headers.get("Retry-After")), " ".join(str(said).split())[:300]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from penstock.journal import Journal
 from penstock.parquet.stream import Range, Section, VirtualFile, digest
-from penstock.publish.hub import Sealed
+from penstock.publish.place import Notes, Sealed
 from penstock.publish.shards import Form, Recipe, sample_of
+from penstock.sources.local import check_unchanged
 
 UPLOADS = 2  # at once
 WAITING = 2  # hashed, and not yet on its way
@@ -33,6 +34,7 @@ class Item:
     open: Callable[[bool], VirtualFile]  # True: what is read will be read again soon
     stretch: Callable[[], tuple[int, int] | None]
     sent: Callable[[], None] = lambda: None  # it is safe now: what was built for it may go
+    shard: tuple[str, int] | None = None  # its split and number
 
 
 def shard_item(split: str, form: Form, recipe: Recipe) -> Item:
@@ -41,6 +43,8 @@ def shard_item(split: str, form: Form, recipe: Recipe) -> Item:
 
     def shard() -> Any:
         if not made:
+            for source in recipe.sources:
+                check_unchanged(source)
             made.append(form.virtual(recipe.spans))
         return made[0]
 
@@ -55,6 +59,7 @@ def shard_item(split: str, form: Form, recipe: Recipe) -> Item:
         open=lambda keep: shard().open(keep_cache=keep),
         stretch=lambda: sample_of(shard(), at=recipe.at),
         sent=done,
+        shard=(split, recipe.at),
     )
 
 
@@ -70,7 +75,9 @@ def file_item(path: str, file: str, size: int, modified: int) -> Item:
 class Sends(Protocol):
     """A place that takes content before it is visible."""
 
-    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase]) -> str: ...
+    def shard_path(self, folder: str, split: str, at: int, sha256: str) -> str: ...
+
+    def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase], notes: Notes) -> str: ...
 
 
 class Stopped(Exception):
@@ -85,10 +92,12 @@ class Sender:
         place: Sends,
         journal: Journal,
         *,
+        folder: str,
         stopped: threading.Event,
         on_sent: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._place, self._journal, self._stopped = place, journal, stopped
+        self._folder = folder
         self._on_sent = on_sent
         self._lock = threading.Lock()
         self._to_hash: Queue[Item | None] = Queue()
@@ -158,13 +167,17 @@ class Sender:
                 "stretch": [*stretch, *found.stretches] if stretch else None,
             }
             self._record(key, known)
-        return Sealed(item.name, known["sha256"], known["size"], base64.b64decode(known["sample"]))
+        name = item.name
+        if item.shard is not None:
+            name = self._place.shard_path(self._folder, *item.shard, known["sha256"]) or name
+        return Sealed(name, known["sha256"], known["size"], base64.b64decode(known["sample"]))
 
     def _send(self) -> None:
         while (taken := self._next(self._to_send)) is not None:
             item, sealed = taken
-            mode = self._place.send(sealed, lambda item=item: item.open(False))  # type: ignore[misc]
-            self._record(f"task/sent/{item.key}", {"mode": mode})
+            notes = _Notes(self._journal, self._lock, item.key)
+            mode = self._place.send(sealed, lambda item=item: item.open(False), notes)  # type: ignore[misc]
+            self._record(f"task/sent/{item.key}", {"mode": mode, "path": sealed.path})
             item.sent()
             self._on_sent(sealed.size)
 
@@ -191,13 +204,31 @@ class Sender:
 
         while not self._stopped.is_set():
             try:
-                return self._to_send.put(taken, timeout=0.1)
+                self._to_send.put(taken, timeout=0.1)
+                return
             except Full:
                 continue
 
 
-def sealed_at(journal: Journal, item_key: str, path: str) -> tuple[Sealed, dict[str, Any]]:
-    """What the journal knows of something that was sent, under the path it gets."""
+@dataclass(frozen=True)
+class _Notes:
+    """The journal for one item: threads share it."""
+
+    journal: Journal
+    lock: threading.Lock
+    item: str
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        return self.journal.records.get(f"task/{name}/{self.item}")
+
+    def put(self, name: str, record: Mapping[str, object]) -> None:
+        with self.lock:
+            self.journal.commit(f"task/{name}/{self.item}", record)
+
+
+def sealed_at(journal: Journal, item_key: str, path: str | None = None) -> tuple[Sealed, dict[str, Any]]:
+    """What the journal knows of something that was sent, under the path it gets, or was sent under."""
     hashed, sent = journal.records[f"task/hashed/{item_key}"], journal.records[f"task/sent/{item_key}"]
-    sealed = Sealed(path, hashed["sha256"], hashed["size"], base64.b64decode(hashed["sample"]), sent["mode"])
+    name = path if path is not None else sent["path"]
+    sealed = Sealed(name, hashed["sha256"], hashed["size"], base64.b64decode(hashed["sample"]), sent["mode"])
     return sealed, hashed

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.chains import Chain, Write
 from penstock.media.kinds import Leaf
 from penstock.parquet.splice import Span
+from penstock.sources.base import SourceFile
 from penstock.splice import SplicePlan, plan_splice
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Recipe:
     rows: int
     bytes: int  # Arrow bytes, media included
     staged: tuple[str, ...] = field(default=())  # files that go once the shard has been sent
+    sources: tuple[SourceFile, ...] = field(default=())  # as they were planned
 
 
 def planned(chains: Sequence[Chain], write: Write, *, name: str) -> tuple[SplicePlan, list[Recipe]] | str:
@@ -65,10 +67,13 @@ def planned(chains: Sequence[Chain], write: Write, *, name: str) -> tuple[Splice
     plan = plan_splice(chains, write, folder="", name=name)
     if isinstance(plan, str):
         return plan
+    files = [file for chain in chains for file in chain.read.files]
     recipes = []
     for at, task in enumerate(plan.tasks):
         runs, rows, size = task.payload[1], *plan.weights[at]
-        recipes.append(Recipe(at, tuple(Span(plan.job.paths[f], a, b) for f, a, b in runs), rows, size))
+        spans = tuple(Span(plan.job.paths[f], a, b) for f, a, b in runs)
+        sources = tuple({f: files[f] for f, _, _ in runs}.values())
+        recipes.append(Recipe(at, spans, rows, size, sources=sources))
     return plan, recipes
 
 

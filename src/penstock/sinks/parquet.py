@@ -119,17 +119,21 @@ class ParquetEncoder:
         memory.trim()
 
 
-def open_writer(out: Writing, first: pa.Table, *, long_value: int = LONG_VALUE) -> pa.parquet.ParquetWriter:
-    """Arrow's writer with our settings; what the first row group holds tells which columns get a dictionary."""
+def open_writer(
+    out: Writing, first: pa.Table, *, long_value: int = LONG_VALUE, plain: frozenset[str] = frozenset()
+) -> pa.parquet.ParquetWriter:
+    """Arrow's writer with our settings; what the first row group holds tells which columns get a dictionary. Leaves
+    that are `plain` are stored as they are."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    short = list(_short_columns(first, long_value=long_value))
+    short = [leaf for leaf in _short_columns(first, long_value=long_value) if leaf not in plain]
+    compressed = [leaf for field in first.schema for leaf in _leaves(field.name, field.type) if leaf not in plain]
     return pq.ParquetWriter(
         pa.PythonFile(out, mode="w"),
         first.schema,
-        compression="zstd",
-        compression_level=ZSTD_LEVEL,
+        compression=dict.fromkeys(compressed, "zstd") if plain else "zstd",
+        compression_level=dict.fromkeys(compressed, ZSTD_LEVEL) if plain else ZSTD_LEVEL,
         use_dictionary=short or False,
         write_statistics=short or False,
         write_page_index=True,
