@@ -24,7 +24,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli.main import COMMANDS, _parser
-from penstock.pipeline import _READ, _WORDS, _WRITE
+from penstock.pipeline import _READERS, _WORDS, _WRITERS
 from penstock.steps import STEPS
 
 ROOT = Path(__file__).parents[1]
@@ -194,7 +194,7 @@ def test_the_python_api_is_documented() -> None:
 
 def test_the_pipeline_words_are_documented() -> None:
     text = (REFERENCE / "pipeline.md").read_text()
-    for word in (*_WORDS, *_READ, *_WRITE, *STEPS):
+    for word in (*_WORDS, *(w for of in (*_READERS.values(), *_WRITERS.values()) for w in of), *STEPS):
         assert f"`{word}`" in text, word
 
 

@@ -9,14 +9,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from penstock.dataset import Dataset, read
+from penstock.dataset import Dataset
 from penstock.errors import NotFound, UsageError
 from penstock.steps import STEPS
 
 _RUNNING = ("memory", "disk", "workers", "scratch")
-_WORDS = ("read", "steps", "write", *_RUNNING)
-_READ = ("from", "format", "columns", "infer", "on_error")
-_WRITE = ("to", "max_shard_size", "format", "rewrite")
+# What each word takes: the keywords of the Python call of the same name, with `from` or `to` for its first argument.
+_READERS = {
+    "read": ("from", "format", "columns", "infer", "on_error"),
+    "read_files": ("from", "media", "root"),
+    "read_bids": ("from", "row", "sidecars", "derivatives", "include", "exclude"),
+}
+_WRITERS = {
+    "write": ("to", "max_shard_size", "format", "rewrite"),
+    "push": ("to", "split", "config_name", "set_default", "data_dir", "private", "revision", "create_pr",
+             "commit_message", "commit_description", "max_shard_size", "num_shards"),
+}  # fmt: skip
+_WORDS = (*_READERS, "steps", *_WRITERS, *_RUNNING)
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,7 @@ class Pipeline:
     to: str
     write: dict[str, Any]
     run: dict[str, Any]
+    pushes: bool = False
 
 
 def load(path: Path) -> Pipeline:
@@ -44,36 +54,49 @@ def load(path: Path) -> Pipeline:
     if not isinstance(words, dict):
         raise UsageError("holds no mapping; it starts with `read:`", where=str(path))
     _check_words(words, _WORDS, str(path))
-    for needed in ("read", "write"):
-        if needed not in words:
-            raise UsageError(f"has no `{needed}:`", where=str(path))
-    dataset = _read(words["read"], str(path))
+    reader, writer = _one_of(words, _READERS, str(path)), _one_of(words, _WRITERS, str(path))
+    dataset = _read(reader, words[reader], str(path))
     steps = words.get("steps") or []
     if not isinstance(steps, list):
         raise UsageError("is a list, each entry `- word: what it takes`", where=f"{path} steps")
     for at, entry in enumerate(steps):
         dataset = _step(dataset, entry, f"{path} step {at + 1}", path.parent)
-    write = words["write"] if isinstance(words["write"], dict) else {"to": words["write"]}
-    _check_words(write, _WRITE, f"{path} write")
+    write = words[writer] if isinstance(words[writer], dict) else {"to": words[writer]}
+    _check_words(write, _WRITERS[writer], f"{path} {writer}")
     if "to" not in write:
-        raise UsageError("has no `to:`", where=f"{path} write")
+        raise UsageError("has no `to:`", where=f"{path} {writer}")
     return Pipeline(
         dataset,
         to=str(write["to"]),
         write={name: value for name, value in write.items() if name != "to"},
         run={name: words[name] for name in _RUNNING if name in words},
+        pushes=writer == "push",
     )
 
 
-def _read(words: Any, where: str) -> Dataset:
+def _one_of(words: Mapping[str, Any], known: Mapping[str, Any], where: str) -> str:
+    """The one word of some that a file must have."""
+    found = [word for word in known if word in words]
+    if len(found) == 1:
+        return found[0]
+    choice = ", ".join(f"`{word}:`" for word in known)
+    if not found:
+        raise UsageError(f"has no `{next(iter(known))}:`", where=where, do=f"it needs one of {choice}")
+    raise UsageError(f"has both `{found[0]}:` and `{found[1]}:`", where=where, do=f"it takes one of {choice}")
+
+
+def _read(reader: str, words: Any, where: str) -> Dataset:
+    import penstock
+
+    call = getattr(penstock, reader)
     if not isinstance(words, dict):
         if not isinstance(words, str | list):
-            raise UsageError(f"is a path, a list of paths or a mapping, not {words!r}", where=f"{where} read")
-        return read(words)
-    _check_words(words, _READ, f"{where} read")
+            raise UsageError(f"is a path, a list of paths or a mapping, not {words!r}", where=f"{where} {reader}")
+        return call(words)  # type: ignore[no-any-return]
+    _check_words(words, _READERS[reader], f"{where} {reader}")
     if "from" not in words:
-        raise UsageError("has no `from:`", where=f"{where} read")
-    return read(words["from"], **{name: value for name, value in words.items() if name != "from"})
+        raise UsageError("has no `from:`", where=f"{where} {reader}")
+    return call(words["from"], **{name: value for name, value in words.items() if name != "from"})  # type: ignore[no-any-return]
 
 
 def _step(dataset: Dataset, entry: Any, where: str, folder: Path) -> Dataset:

@@ -21,7 +21,7 @@ from penstock.destination import Destination, check_destination, check_still_the
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Job, Result, Task
 from penstock.errors import Busy, DestinationConflict, DiskFull, UsageError
-from penstock.files import on_tmpfs
+from penstock.files import Writing, disk_errors, on_tmpfs
 from penstock.journal import Journal, difference, held
 from penstock.meter import Meter, Watcher
 from penstock.plan import Pass, Surveys, least_cost, plan_pass
@@ -82,11 +82,26 @@ def write(chains: Sequence[Chain], to: Path, what: Write, settings: Settings, *,
                     engine.close()
                     place.sweep_halves()
                     raise
+            _put_beside(chains, to)
             listed = place.name_shards(shards, sink_of(what.format).ending)
             made = _receipt(chains, description, key, settings, meter, engine, listed, results)
             made.save(place.state)
             place.clean()
             return made
+
+
+def _put_beside(chains: Sequence[Chain], to: Path) -> None:
+    """Files that go with a dataset as they are. Done again after a crash: each is there complete or not at all."""
+    from penstock.parquet.stream import Range, Section, VirtualFile
+
+    for one in (beside for chain in chains for beside in chain.read.beside):
+        path = to / one.path
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        whole = Range(one.file, 0, one.bytes, one.bytes, one.modified)
+        with Writing(path) as out, VirtualFile([Section(one.bytes, lambda whole=whole: [whole])]) as stream:  # type: ignore[misc]
+            stream.write_to(out)
+            out.commit()
 
 
 def _already_done(place: Destination, description: dict[str, Any], key: str) -> Receipt | None:

@@ -49,7 +49,27 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f.write(lines[:half])
     with pa.output_stream(folder / "jsonl" / "a.jsonl.zst", compression="zstd") as stream:
         stream.write(lines[:half])
+    _make_media(folder)
     return folder
+
+
+def _make_media(folder: Path) -> None:
+    """Scans of some megabytes in two classes, a table that names them, and a BIDS tree with files beside its rows."""
+    rng = np.random.default_rng(1)
+    rows = ["id,scan"]
+    for at in range(12):
+        path = folder / "media" / "scans" / ("well" if at % 2 else "ill") / f"{at:02d}.nii"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.bytes(1_500_000 + at))
+        rows.append(f"{at},{path.relative_to(folder / 'media')}")
+    (folder / "media" / "scans.csv").write_text("\n".join(rows) + "\n")
+    for at in range(1, 5):
+        scan = folder / "bids" / f"sub-{at}" / "anat" / f"sub-{at}_T1w.nii.gz"
+        scan.parent.mkdir(parents=True)
+        scan.write_bytes(rng.bytes(2_000_000))
+        scan.with_name(f"sub-{at}_T1w.json").write_text(json.dumps({"EchoTime": at}))
+    (folder / "bids" / "dataset_description.json").write_text(json.dumps({"Name": "law", "BIDSVersion": "1.9.0"}))
+    (folder / "bids" / "participants.tsv").write_text("participant_id\tage\nsub-1\t30\nsub-2\tn/a\n")
 
 
 @pytest.fixture(scope="session")

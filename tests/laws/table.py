@@ -12,6 +12,7 @@ from typing import Any
 
 import functions
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 import penstock as ps
 
@@ -29,6 +30,7 @@ def parquet(folder: Path) -> ps.Dataset:
     return ps.read(folder / "parquet")
 
 
+SCANS = {"scan": "nifti"}
 SMALL_SHARDS = {"max_shard_size": "6MB"}
 DECODED = {**SMALL_SHARDS, "rewrite": True}
 
@@ -39,6 +41,16 @@ CASES: dict[str, Case] = {
     "read jsonl": Case(lambda folder: ps.read(folder / "jsonl" / "*.jsonl"), SMALL_SHARDS),
     "read jsonl.gz": Case(lambda folder: ps.read(folder / "jsonl" / "*.gz"), SMALL_SHARDS),
     "read jsonl.zst": Case(lambda folder: ps.read(folder / "jsonl" / "*.zst"), SMALL_SHARDS),
+    "read table": Case(
+        lambda folder: ps.read(pq.read_table(folder / "parquet" / "2.parquet")), {"max_shard_size": "1MB"}
+    ),
+    "read files": Case(lambda folder: ps.read_files(folder / "media" / "scans.csv", media=SCANS), SMALL_SHARDS),
+    "read files, and steps on them": Case(
+        lambda folder: ps.read_files(folder / "media" / "scans.csv", media=SCANS).filter(pc.field("id") != 3),
+        SMALL_SHARDS,
+    ),
+    "read folder of media": Case(lambda folder: ps.read(folder / "media" / "scans"), SMALL_SHARDS),
+    "read bids": Case(lambda folder: ps.read_bids(folder / "bids"), SMALL_SHARDS),
     "concat": Case(lambda folder: ps.concat([parquet(folder), ps.read(folder / "jsonl" / "*.jsonl")]), SMALL_SHARDS),
     # steps that only move columns, spliced
     "splice": Case(parquet, SMALL_SHARDS),

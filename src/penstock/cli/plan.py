@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from penstock.cli import options
+from penstock.errors import UsageError
 
 HELP = "say what a conversion or a pipeline.yaml would do, and the memory, disk and shards it would take"
 
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         from penstock.pipeline import load
 
         pipeline = load(Path(args.source))
+        if pipeline.pushes:
+            raise UsageError("plans what is written", where=args.source, do="use `penstock push --dry-run` for a push")
         chains, write = pipeline.dataset._chains, pipeline.write
         to: str | None = pipeline.to
         what = write_options(**{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write})

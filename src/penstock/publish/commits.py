@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import random
 import time
 from collections.abc import Callable, Sequence
 from io import BufferedIOBase
@@ -46,6 +47,7 @@ class Commits:
     def publish(self) -> str:
         """Make everything visible; the commit that did. Nothing is done where all of it is there already."""
         files = [one for split in self.sent for one in split.files]
+        moved = 0
         while True:
             look = self.place.look()
             last = last_of(self.place, self.wish, self.sent, look, self.fresh, self.journal.records.get("card"))
@@ -59,8 +61,21 @@ class Commits:
                     self._add(parts, last)
                     continue
                 return self._finish(missing, look, last)
-            except ParentMoved:
-                continue
+            except ParentMoved as error:
+                moved += 1
+                self._wait_for_rest(moved, error)
+
+    def _wait_for_rest(self, moved: int, error: ParentMoved) -> None:
+        """Others are committing too: give them a moment, and do not chase them for ever."""
+        patience = self.place.patience
+        if moved >= patience.attempts:
+            raise RemoteFailed(
+                f"other commits came first {moved} times",
+                where=self.place.repo_id,
+                do="run the same command again later: what was sent stays",
+            ) from error
+        if self.place.stopped.wait(patience.wait(moved - 1, None, jitter=random.random())):
+            raise RemoteFailed("the push was stopped", where=self.place.repo_id) from error
 
     def _add(self, parts: Sequence[Sequence[Sealed]], last: Last) -> None:
         """Files that nobody sees yet."""

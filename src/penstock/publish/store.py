@@ -125,8 +125,8 @@ class StorePlace:
         """Upload content and do not complete it; the upload's id. Parts that are there are read, and not sent again."""
         if self._is_there(sealed):
             return THERE
-        upload, there = self._begun(sealed, notes)
         size = part_size(sealed.size)
+        upload, there = self._begun(sealed, size, notes)
         key, whole = self._key(sealed.path), hashlib.sha256()
         buffer = memoryview(bytearray(min(size, sealed.size)))
         with stream() as opened:
@@ -166,13 +166,15 @@ class StorePlace:
             )
         return upload
 
-    def _begun(self, sealed: Sealed, notes: Notes) -> tuple[str, dict[int, tuple[int, str]]]:
+    def _begun(self, sealed: Sealed, size: int, notes: Notes) -> tuple[str, dict[int, tuple[int, str]]]:
         """The upload that an earlier run began for this, and its parts' sizes and tags; else a new one."""
         noted = notes.get("upload")
-        if noted is not None and noted["path"] == sealed.path:
-            parts = self._parts(self._key(sealed.path), noted["id"])
-            if parts is not None:
+        if noted is not None:
+            parts = self._parts(self._key(noted["path"]), noted["id"])
+            if parts is not None and (noted["path"], noted["part"]) == (sealed.path, size):
                 return str(noted["id"]), parts
+            if parts is not None:  # cut otherwise, by another version of this program
+                self._abort(self._key(noted["path"]), noted["id"])
         # Should the answer be lost, the store is left with an upload that has no parts and costs nothing.
         begun = self._ask(
             f"beginning {sealed.path}",
@@ -180,7 +182,7 @@ class StorePlace:
             Key=self._key(sealed.path),
             Metadata={"sha256": sealed.sha256},
         )
-        notes.put("upload", {"id": begun["UploadId"], "path": sealed.path})
+        notes.put("upload", {"id": begun["UploadId"], "path": sealed.path, "part": size})
         return str(begun["UploadId"]), {}
 
     def _parts(self, key: str, upload: str) -> dict[int, tuple[int, str]] | None:
