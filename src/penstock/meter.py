@@ -62,24 +62,23 @@ class Meter:
         self.disk_measured = max(self.disk_measured, held)
 
     def begin_bytes(self, phase: str, *, total: int, tasks: int) -> None:
-        """A phase that is counted in bytes as they are done, by whoever does them."""
+        """A phase that is counted in bytes as they pass, each of them twice: as it is hashed, and as it is sent."""
         self._phase, self._total, self._tasks = phase, total, 0
         self._done = self._rows = self._bytes = 0
         self.planned += tasks
 
-    def bytes_done(self, count: int, *, rows: int = 0) -> None:
+    def bytes_passed(self, count: int) -> None:
         self._bytes += count
-        self._rows += rows
+
+    def thing_done(self) -> None:
         self.run += 1
 
     def sampled(self, anonymous: int) -> None:
         """What a phase without an engine holds right now."""
         seconds = self.seconds()
         self.trace.add(seconds, anonymous)
-        done = min(self._bytes, self._total)
-        self._watch(
-            Status(self._phase, done, self._total, self._rows, 0, 0, anonymous, self.allowed, 0, seconds)
-        )
+        done = min(self._bytes // 2, self._total)
+        self._watch(Status(self._phase, done, self._total, self._rows, 0, 0, anonymous, self.allowed, 0, seconds))
 
     def on_sample(self, sample: Sample) -> None:
         seconds = self.seconds()

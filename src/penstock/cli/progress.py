@@ -53,13 +53,13 @@ class Progress:
         parts = [
             f"{status.phase:<8}",
             *([_bar(share)] if self._live and shutil.get_terminal_size().columns >= WIDE else []),
-            f"{share:4.0%}",
+            *([f"{share:4.0%}"] if status.total else []),
             f"memory {format_size(status.anonymous)} of {format_size(status.allowed)}",
             *([f"{_clock(left)} left"] if rate else []),
-            f"{status.rows:,} {self._unit}",
-            f"{format_size(status.done)} of {format_size(status.total)}",
+            *([f"{status.rows:,} {self._unit}"] if status.workers else []),
+            *([f"{format_size(status.done)} of {format_size(status.total)}"] if status.total else []),
             *([f"{format_size(rate)}/s"] if rate else []),
-            f"{status.workers} worker{'s' if status.workers != 1 else ''}",
+            *([f"{status.workers} worker{'s' if status.workers != 1 else ''}"] if status.workers else []),
         ]
         return "  ".join(parts)
 

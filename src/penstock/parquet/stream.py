@@ -93,6 +93,7 @@ class VirtualFile(io.BufferedIOBase):
         self._starts = list(accumulate((section.length for section in sections), initial=0))
         self.size = self._starts[-1]
         self._keep = keep_cache or not _LINUX
+        self.on_read: Callable[[int], None] = lambda at: None  # hears how far the stream is, as it is read
         self._at = 0
         self._section = -1
         self._parts: Sequence[Part] = ()
@@ -239,6 +240,7 @@ class VirtualFile(io.BufferedIOBase):
 
     def _advance(self, count: int) -> None:
         self._at += count
+        self.on_read(self._at)
         part = self._parts[self._part]
         if self._at < self._ends[self._part]:
             if isinstance(part, Range) and not self._keep:

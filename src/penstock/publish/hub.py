@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -217,22 +217,27 @@ class HubPlace:
 
     def send(self, sealed: Sealed, stream: Callable[[], BufferedIOBase], notes: Notes | None = None) -> str:
         """Send content, unless the Hub has it already; how a commit will have to name it ("lfs" or "regular")."""
+        return self.send_together([(sealed, stream)])[0]
 
-        def upload() -> str:
-            with stream() as opened, _quiet():
-                operation = _addition(sealed, opened)
+    def send_together(self, content: Sequence[tuple[Sealed, Callable[[], BufferedIOBase]]]) -> list[str]:
+        """Many small files at once: one request tells which of them go inside the commit."""
+
+        def upload() -> list[str]:
+            with ExitStack() as stack, _quiet():
+                operations = [_addition(sealed, stack.enter_context(stream())) for sealed, stream in content]
                 self.api.preupload_lfs_files(
                     self.repo_id,
-                    additions=[operation],
+                    additions=operations,
                     revision=self.revision,
                     create_pr=self.create_pr,
                     num_threads=1,
                     free_memory=False,
                     repo_type="dataset",
                 )
-                return str(operation._upload_mode)
+                return [str(operation._upload_mode) for operation in operations]
 
-        return self._ask(f"sending {sealed.path}", upload)
+        first = content[0][0].path
+        return self._ask(f"sending {first}" + (f" and {len(content) - 1} more" if len(content) > 1 else ""), upload)
 
     def present(self, content: Sequence[Sealed]) -> list[bool]:
         """Whether the Hub still has content that no commit names yet."""
@@ -289,8 +294,6 @@ class HubPlace:
         from huggingface_hub import CommitOperationDelete
 
         def make() -> tuple[str, str | None]:
-            from contextlib import ExitStack
-
             with ExitStack() as stack, _quiet():
                 operations: list[Any] = []
                 for sealed, stream in adds:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from penstock import receipt
 
@@ -33,6 +33,7 @@ class Sealed:
     # How the place holds it until it is shown. The Hub: "lfs", or "regular" for what goes inside the commit; a store:
     # its upload.
     mode: str = "lfs"
+    git: str = ""  # Git's own digest, of what is small enough to go inside a commit
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Look:
         found = (self.files or {}).get(sealed.path)
         if found is None or found.size != sealed.size:
             return False
-        return found.sha256 == sealed.sha256 if found.sha256 is not None else sealed.mode == "regular"
+        if found.sha256 is not None:
+            return found.sha256 == sealed.sha256
+        return sealed.mode == "regular" and sealed.git in ("", found.git)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,14 @@ class Notes(Protocol):
     def get(self, name: str) -> Record | None: ...
 
     def put(self, name: str, record: Mapping[str, object]) -> None: ...
+
+
+@runtime_checkable
+class SendsTogether(Protocol):
+    """A place that takes many small files with few requests."""
+
+    def send_together(self, content: Sequence[tuple[Sealed, Callable[[], BufferedIOBase]]]) -> list[str]:
+        """As `send`, for each of them."""
 
 
 class Place(Protocol):

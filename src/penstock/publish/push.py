@@ -153,7 +153,14 @@ def _send_all(
     _forget_what_is_gone(place, journal)
     total = plan.bytes + sum(one.bytes for split in plan.splits for one in split.beside)
     meter.begin_bytes("send", total=total, tasks=plan.files)
-    sender = Sender(place, journal, folder=wish.folder(), stopped=place.stopped, on_sent=meter.bytes_done)
+    sender = Sender(
+        place,
+        journal,
+        folder=wish.folder(),
+        stopped=place.stopped,
+        on_sent=meter.thing_done,
+        on_bytes=meter.bytes_passed,
+    )
     items: list[Item] = []
 
     def give(item: Item) -> None:
@@ -164,8 +171,9 @@ def _send_all(
     try:
         made = []
         for split in plan.splits:
-            for one in split.beside:
-                give(file_item(one.path, one.file, one.bytes, one.modified))
+            beside = [file_item(one.path, one.file, one.bytes, one.modified) for one in split.beside]
+            items += beside
+            sender.give_all(beside)
             if split.form is None:
                 from penstock.publish.build import build
 

@@ -7,8 +7,9 @@ again. Threads, not workers: hashing and sockets let go of the interpreter, and 
 from __future__ import annotations
 
 import base64
+import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any, Protocol
 
 from penstock.journal import Journal
 from penstock.parquet.stream import Range, Section, VirtualFile, digest
-from penstock.publish.place import Notes, Sealed
+from penstock.publish.place import Notes, Sealed, SendsTogether
 from penstock.publish.shards import Form, Recipe, sample_of
 from penstock.sources.local import check_unchanged
 
 UPLOADS = 2  # at once
 WAITING = 2  # hashed, and not yet on its way
+TOGETHER = 100  # small files that go with one request
+INSIDE = 10 << 20  # the most that goes inside a commit
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,15 @@ class Sender:
         *,
         folder: str,
         stopped: threading.Event,
-        on_sent: Callable[[int], None] = lambda count: None,
+        on_sent: Callable[[], None] = lambda: None,
+        on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._place, self._journal, self._stopped = place, journal, stopped
         self._folder = folder
-        self._on_sent = on_sent
+        self._on_sent, self._on_bytes = on_sent, on_bytes  # a thing sent; bytes hashed, and once more as they are sent
         self._lock = threading.Lock()
-        self._to_hash: Queue[Item | None] = Queue()
-        self._to_send: Queue[tuple[Item, Sealed] | None] = Queue(WAITING)
+        self._to_hash: Queue[Sequence[Item] | None] = Queue()
+        self._to_send: Queue[list[tuple[Item, Sealed]] | None] = Queue(WAITING)
         self._errors: list[BaseException] = []
         self._threads = [threading.Thread(target=self._guarded, args=(self._hash,), daemon=True)]
         self._threads += [
@@ -112,11 +116,20 @@ class Sender:
 
     def give(self, item: Item) -> None:
         """Hash and send this, unless the journal says that it was."""
-        if f"task/sent/{item.key}" in self._journal.records:
-            item.sent()
-            self._on_sent(int(self._journal.records[f"task/hashed/{item.key}"]["size"]))
-            return
-        self._to_hash.put(item)
+        self.give_all([item])
+
+    def give_all(self, items: Sequence[Item]) -> None:
+        """Hash and send these, in as few requests as the place can."""
+        left = []
+        for item in items:
+            if f"task/sent/{item.key}" in self._journal.records:
+                item.sent()
+                self._on_bytes(2 * int(self._journal.records[f"task/hashed/{item.key}"]["size"]))
+                self._on_sent()
+            else:
+                left.append(item)
+        for at in range(0, len(left), TOGETHER):
+            self._to_hash.put(left[at : at + TOGETHER])
 
     def check(self) -> None:
         """Raise what a thread has met."""
@@ -148,8 +161,8 @@ class Sender:
 
     def _hash(self) -> None:
         try:
-            while (item := self._next(self._to_hash)) is not None:
-                self._put((item, self._sealed(item)))
+            while (items := self._next(self._to_hash)) is not None:
+                self._put([(item, self._sealed(item)) for item in items])
         finally:
             for _ in range(UPLOADS):
                 self._put(None)
@@ -159,14 +172,17 @@ class Sender:
         if (known := self._journal.records.get(key)) is None:
             stretch = item.stretch()
             with item.open(True) as stream:
-                found = digest(stream, stretches=[stretch] if stretch else [], on_bytes=self._not_stopped)
+                found = digest(stream, stretches=[stretch] if stretch else [], on_bytes=self._hashed)
             known = {
                 "sha256": found.sha256,
                 "size": found.size,
                 "sample": base64.b64encode(found.sample).decode(),
                 "stretch": [*stretch, *found.stretches] if stretch else None,
+                "git": _git_digest(item) if item.shard is None and found.size <= INSIDE else "",
             }
             self._record(key, known)
+        else:
+            self._on_bytes(int(known["size"]))
         name = item.name
         if item.shard is not None:
             name = self._place.shard_path(self._folder, *item.shard, known["sha256"]) or name
@@ -174,20 +190,28 @@ class Sender:
 
     def _send(self) -> None:
         while (taken := self._next(self._to_send)) is not None:
-            item, sealed = taken
-            notes = _Notes(self._journal, self._lock, item.key)
-            mode = self._place.send(sealed, lambda item=item: item.open(False), notes)  # type: ignore[misc]
-            self._record(f"task/sent/{item.key}", {"mode": mode, "path": sealed.path})
-            item.sent()
-            self._on_sent(sealed.size)
+            streams = [(sealed, _Stream(item, self._on_bytes)) for item, sealed in taken]
+            if len(taken) > 1 and isinstance(self._place, SendsTogether):
+                modes = self._place.send_together(streams)
+            else:
+                modes = [
+                    self._place.send(sealed, stream, _Notes(self._journal, self._lock, item.key))
+                    for (item, sealed), (_, stream) in zip(taken, streams, strict=True)
+                ]
+            for (item, sealed), (_, stream), mode in zip(taken, streams, modes, strict=True):
+                self._record(f"task/sent/{item.key}", {"mode": mode, "path": sealed.path})
+                item.sent()
+                stream.done(sealed.size)
+                self._on_sent()
 
     def _record(self, key: str, record: dict[str, Any]) -> None:
         with self._lock:
             self._journal.commit(key, record)
 
-    def _not_stopped(self, count: int) -> None:
+    def _hashed(self, count: int) -> None:
         if self._stopped.is_set():
             raise Stopped
+        self._on_bytes(count)
 
     def _next(self, queue: Queue[Any]) -> Any:
         from queue import Empty
@@ -199,7 +223,7 @@ class Sender:
                 continue
         raise Stopped
 
-    def _put(self, taken: tuple[Item, Sealed] | None) -> None:
+    def _put(self, taken: list[tuple[Item, Sealed]] | None) -> None:
         from queue import Full
 
         while not self._stopped.is_set():
@@ -208,6 +232,30 @@ class Sender:
                 return
             except Full:
                 continue
+
+
+class _Stream:
+    """Opens a thing that is being sent, as often as it must be, and counts each of its bytes once."""
+
+    def __init__(self, item: Item, on_bytes: Callable[[int], None]) -> None:
+        self._item, self._on_bytes, self._furthest = item, on_bytes, 0
+
+    def __call__(self) -> BufferedIOBase:
+        opened = self._item.open(False)
+        opened.on_read = self.done
+        return opened
+
+    def done(self, at: int) -> None:
+        if at > self._furthest:
+            self._on_bytes(at - self._furthest)
+            self._furthest = at
+
+
+def _git_digest(item: Item) -> str:
+    """What Git calls a file that goes inside a commit; the Hub tells no other digest of it."""
+    with item.open(True) as stream:
+        data = stream.read()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -230,5 +278,6 @@ def sealed_at(journal: Journal, item_key: str, path: str | None = None) -> tuple
     """What the journal knows of something that was sent, under the path it gets, or was sent under."""
     hashed, sent = journal.records[f"task/hashed/{item_key}"], journal.records[f"task/sent/{item_key}"]
     name = path if path is not None else sent["path"]
-    sealed = Sealed(name, hashed["sha256"], hashed["size"], base64.b64decode(hashed["sample"]), sent["mode"])
+    sample = base64.b64decode(hashed["sample"])
+    sealed = Sealed(name, hashed["sha256"], hashed["size"], sample, sent["mode"], hashed["git"])
     return sealed, hashed

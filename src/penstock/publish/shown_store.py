@@ -10,8 +10,6 @@ from penstock.publish.place import RemoteFile
 from penstock.publish.retry import Patience
 from penstock.publish.store import StorePlace
 
-BUFFER = 1 << 20
-
 
 class StoreShown:
     """A prefix of a bucket as it is now."""
@@ -25,11 +23,11 @@ class StoreShown:
         self.files: Mapping[str, RemoteFile] = _Files(self._place)
 
     def stretch(self, path: str, offset: int, length: int) -> bytes:
-        return b"".join(self._place.chunks(path, offset, length, BUFFER))
+        return b"".join(self._place.chunks(path, offset, length))
 
     def digest(self, path: str, passed: Callable[[int], None]) -> str:
         total = hashlib.sha256()
-        for chunk in self._place.chunks(path, 0, self.files[path].size, BUFFER):
+        for chunk in self._place.chunks(path, 0, self.files[path].size):
             total.update(chunk)
             passed(len(chunk))
         return total.hexdigest()
