@@ -52,6 +52,15 @@ def format_size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(count: int, word: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "shard"), counted(1_200, "row")
+    ('1 shard', '1,200 rows')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def budget_words(count: int) -> str:
     """A budget as one types it after `--memory`, rounded up so that it is enough.
 

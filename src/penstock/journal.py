@@ -109,6 +109,7 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+        self._fd = -1  # whoever comes late must fail, not write to what has this number by then
 
     def __enter__(self) -> Self:
         return self

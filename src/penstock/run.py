@@ -286,7 +286,7 @@ def _receipt(
         rows={
             "read": sum(result["read"] for result in results),
             "written": sum(shard["rows"] for shard in shards),
-            "dropped": _added_up(result["dropped"] for result in results),
+            "dropped": added_up(result["dropped"] for result in results),
             "first_error": next((result["first_error"] for result in results if result["first_error"]), None),
         },
         shards=shards,
@@ -312,7 +312,7 @@ def _fragments(results: Iterable[Result]) -> list[Fragment]:
     return [Fragment(**record) for result in results for record in result["fragments"]]
 
 
-def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for reasons in counts:
         for reason, rows in reasons.items():

@@ -17,7 +17,9 @@ LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a dataset on the Hub (ORG/NAME), a folder of shards, or one")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a dataset on the Hub (ORG/NAME), a folder of shards, or one shard"
+    )
     parser.add_argument("dest", metavar="DEST", help="a folder; files that are there already are not written again")
     parser.add_argument("--bids", action="store_true", help="the BIDS tree as it was, root files and all")
     parser.add_argument(

@@ -21,17 +21,20 @@ COMMANDS = ("plan", "show", "count", "convert", "push", "check", "verify", "expo
 _INTRO = """\
 Any dataset, any size, through the memory you give it.
 
-Reads, maps and re-shards datasets far larger than RAM, under one hard memory budget, and survives being killed:
-run the same command again and it finishes what is missing."""
+Reads, maps, re-shards and publishes datasets far larger than RAM, under one hard memory budget, and survives being
+killed: run the same command again and it finishes what is missing."""
 
 _OUTRO = """\
 examples:
   penstock convert corpus/ out/ --memory 400MB       re-shard Parquet; spliced, so nothing is decoded
   penstock convert 'logs/*.jsonl.zst' out/           JSON lines to Parquet
   penstock plan corpus/ out/ --rewrite               what that would take, before it is done
+  penstock push scans.csv org/name --media t1w       a table of paths, files included, to the Hugging Face Hub
+  penstock verify org/name                           every file there against the receipt that went with it
   penstock run pipeline.yaml                         a source, steps, a destination
 
-exit codes: 0 done or already done; 1 the work failed; 2 the command was wrong; 3 the plan does not fit the budget"""
+exit codes: 0 done or already done; 1 the work failed or a check did not hold; 2 the command was wrong; 3 the plan does
+not fit the budget"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cli import options
-from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.pipeline import Pipeline
 
 HELP = "say what a conversion or a pipeline.yaml would do, and the memory, disk and shards it would take"
 
@@ -30,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
         pipeline = load(Path(args.source))
         if pipeline.pushes:
-            raise UsageError("plans what is written", where=args.source, do="use `penstock push --dry-run` for a push")
+            return _plan_push(pipeline, args)
         chains, write = pipeline.dataset._chains, pipeline.write
         to: str | None = pipeline.to
         what = write_options(**{name: write[name] for name in ("max_shard_size", "format", "rewrite") if name in write})
@@ -50,4 +53,30 @@ def run(args: argparse.Namespace) -> int:
         )
     explained = explain(chains, what, resolve_budget(memory), worker_count(args.workers))
     print(json.dumps(explained.as_json()) if args.json else explained.text())
+    return 0
+
+
+def _plan_push(pipeline: Pipeline, args: argparse.Namespace) -> int:
+    """What a pipeline that pushes would send, and where."""
+    from penstock.publish.api import place_of, push_settings, push_write, splits_of
+    from penstock.publish.place import Wish
+    from penstock.publish.push import dry_run
+
+    words = pipeline.write
+    running = {**pipeline.run, **({"memory": args.memory} if args.memory else {})}
+    text, figures = dry_run(
+        splits_of(pipeline.dataset, words.get("split")),
+        place_of(pipeline.to, **{name: words[name] for name in ("revision", "create_pr", "private") if name in words}),
+        wish=Wish(words.get("config_name", "default"), words.get("set_default"), words.get("data_dir")),
+        write=push_write(words.get("max_shard_size"), words.get("num_shards")),
+        settings=push_settings(
+            memory=running.get("memory"),
+            disk=running.get("disk"),
+            workers=running.get("workers"),
+            scratch=running.get("scratch"),
+            restart=False,
+            command="",
+        ),
+    )
+    print(json.dumps(figures) if args.json else text)
     return 0

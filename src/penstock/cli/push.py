@@ -1,4 +1,4 @@
-"""`penstock push`: a dataset, media included, to the Hugging Face Hub as one transaction."""
+"""`penstock push`: a dataset, media included, to the Hugging Face Hub, a store or a folder, as one transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.dataset import Dataset
     from penstock.meter import Watcher
 
-HELP = "publish a dataset, media included, to the Hugging Face Hub: one transaction that survives being killed"
+HELP = "publish a dataset, media included, to the Hugging Face Hub, a store or a folder, as one transaction"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what a row of a BIDS tree is (default: session)",
     )
     media.add_argument(
-        "--no-sidecars", action="store_true", help="leave out what scans inherit from sidecars above them"
+        "--no-sidecars", action="store_true", help="keep sidecars, events and gradients as files, not as texts"
     )
     media.add_argument(
         "--derivatives", metavar="NAME", action="append", help="take these pipelines of derivatives/ along (all: '*')"
@@ -100,9 +100,12 @@ def _dry_run(args: argparse.Namespace, dataset: Dataset) -> int:
 
 
 def _rehearse(args: argparse.Namespace, dataset: Dataset, progress: Watcher) -> int:
-    from penstock.publish.api import splits_of
+    from penstock.publish.api import place_of, splits_of
+    from penstock.publish.hub import HubPlace
     from penstock.publish.rehearse import rehearse
 
+    if not isinstance(place_of(args.to), HubPlace):
+        raise UsageError("a rehearsal is of a push to the Hub; this place is as near", where=args.to, do="push to it")
     seen = rehearse(splits_of(dataset, args.split), args.to, private=args.private, watch=progress, **_how(args))
     print(json.dumps(seen.as_json()) if args.json else seen.text())
     return 1 if seen.failed else 0
@@ -131,6 +134,8 @@ def source(args: argparse.Namespace) -> Dataset:
     import penstock
 
     if not args.bids and not args.media:
+        if args.source[0].lower().endswith((".csv", ".tsv")) and args.input_format is None:
+            raise UsageError("is a table", where=args.source[0], do="name its columns of paths: --media COLUMN=KIND")
         return options.dataset(args)
     if len(args.source) > 1:
         raise UsageError("one BIDS tree or one table at a time", where="push", do="push the others as other splits")

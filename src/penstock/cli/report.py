@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from penstock.budget import format_size
+from penstock.budget import counted, format_size
 from penstock.receipt import Receipt
 
 
@@ -35,18 +35,21 @@ def report_push(receipt: Receipt, *, as_json: bool) -> None:
         return
     published = receipt.published or {}
     stored = sum(shard["bytes"] for shard in receipt.shards)
-    shards = f"{len(receipt.shards):,} shard{'s' if len(receipt.shards) != 1 else ''}"
-    what = f"{receipt.rows['written']:,} rows in {shards}, {format_size(stored)}"
-    to = f"{published['to']} ({', '.join(published['splits'])})"
+    rows, shards = counted(receipt.rows["written"], "row"), counted(len(receipt.shards), "shard")
+    what = f"{rows} in {shards}, {format_size(stored)}"
+    at = f" at {published['revision']}" if published["revision"] else ""
+    to = f"{published['to']}{at} ({', '.join(published['splits'])})"
     if receipt.already_done:
         print(f"already there: {to} holds {what} (--restart starts over)")
         return
-    count = published["commits"]
-    commits = f"{count} commit{'s' if count != 1 else ''}, " if count else ""
+    commits = f"{counted(published['commits'], 'commit')}, " if published["commits"] else ""
     print(f"published {to}: {what}, {commits}{receipt.seconds:.1f} s")
+    for reason, dropped in receipt.rows["dropped"].items():
+        print(f"dropped {counted(dropped, 'row')}: {reason}")
     memory = receipt.memory
     print(
         f"memory: peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
         f" {format_size(memory['allowed'])} allowed; disk: {format_size(receipt.disk['measured'])} of scratch"
     )
-    print(f"check it from anywhere: penstock verify {published['to']}")
+    revision = f" --revision {published['revision']}" if published["revision"] else ""
+    print(f"to check it: penstock verify {published['to']}{revision}")

@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli import options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HELP = "show the columns and the first rows of a dataset or a pipeline.yaml"
 WIDEST = 200
@@ -33,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         dataset = options.dataset(args)
     with _prints_to_stderr():
         schema, rows = dataset.schema, dataset.head(args.rows)
+    schema, rows = stored_view(schema, rows)
     if args.json:
         columns = {field.name: str(field.type) for field in schema}
         print(json.dumps({"schema": columns, "rows": rows}, default=_as_text))
@@ -45,6 +49,25 @@ def run(args: argparse.Namespace) -> int:
         for name, value in row.items():
             print(f"  {name:<{width}}  {_shown(value, None if args.full else WIDEST)}")
     return 0
+
+
+def stored_view(schema: pa.Schema, rows: list[dict[str, Any]]) -> tuple[pa.Schema, list[dict[str, Any]]]:
+    """Media as they will be stored: where a file lies on this machine is nobody's business but the plan's."""
+    from penstock.media.kinds import leaves_of, stored_schema
+
+    if not leaves_of(schema):
+        return schema, rows
+    return stored_schema(schema), [{name: _without_places(value) for name, value in row.items()} for row in rows]
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_places(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"bytes", "path", "file", "size", "modified"}:
+        return {"path": value["path"], "size": value["size"]}
+    return {name: _without_places(one) for name, one in value.items()}
 
 
 @contextlib.contextmanager

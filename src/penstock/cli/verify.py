@@ -14,9 +14,10 @@ SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="DEST|ORG/NAME", help="a folder Penstock wrote, or a dataset on the Hub")
+    parser.add_argument(
+        "target", metavar="DEST|ORG/NAME", help="a folder Penstock wrote, a dataset on the Hub, or s3://…"
+    )
     parser.add_argument("--revision", metavar="R", help="a branch, tag or commit of a dataset on the Hub")
-    parser.add_argument("--token", metavar="T", help="for a private dataset (default: HF_TOKEN, or hf auth login)")
     parser.add_argument(
         "--sample", type=int, default=8, metavar="N", help="read back parts of this many shards (default: 8)"
     )
@@ -33,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
         verified = verify(
             args.target,
             revision=args.revision,
-            token=args.token,
             sample=args.sample,
             seed=args.seed,
             full=args.full,
@@ -45,18 +45,19 @@ def run(args: argparse.Namespace) -> int:
 
 def report(verified: Verified) -> str:
     """What is wrong, and one line of verdict."""
-    from penstock.budget import format_size
+    from penstock.budget import counted, format_size
 
     lines = [f"{one.problem:<10}  {one.path}: {one.detail}" for one in verified.problems[:SHOWN]]
     if len(verified.problems) > SHOWN:
         lines.append(f"… and {len(verified.problems) - SHOWN:,} more (--json lists all)")
     if verified.unlisted:
-        lines.append(f"nothing is said of {verified.unlisted:,} files of splits that have no receipt")
+        lines.append(f"nothing is said of {counted(verified.unlisted, 'file')} of splits that have no receipt")
     at = f" at {verified.revision[:10]}" if verified.revision else ""
     what = (
-        f"{verified.target}{at}: {verified.files:,} files, {format_size(verified.bytes)}, {verified.rows:,} rows;"
-        f" sizes and SHA-256 compared, {verified.samples:,} shards read back; {format_size(verified.read)} read in"
+        f"{verified.target}{at}: {counted(verified.files, 'file')}, {format_size(verified.bytes)},"
+        f" {counted(verified.rows, 'row')}; sizes and SHA-256 compared, {counted(verified.samples, 'shard')} read back;"
+        f" {format_size(verified.read)} read in"
         f" {verified.seconds:.1f} s"
     )
-    verdict = "good" if verified.ok else f"NOT GOOD: {len(verified.problems):,} problems"
+    verdict = "good" if verified.ok else f"NOT GOOD: {counted(len(verified.problems), 'problem')}"
     return "\n".join([*lines, f"{verdict}: {what}"])

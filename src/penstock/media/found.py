@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.budget import format_size
-from penstock.errors import NotFound, PenstockError, UsageError
+from penstock.errors import NotFetched, NotFound, PenstockError, UsageError
 from penstock.media.annex import not_fetched
 from penstock.media.kinds import LARGEST_VALUE, REFERENCE, check_kind, mark
 
@@ -221,7 +221,7 @@ class Looking:
         named = ", ".join(f"{one.path!r} (column {one.column}, row {one.row:,})" for one in wrong.first)
         more = f" and {wrong.count - len(wrong.first):,} more" if wrong.count > len(wrong.first) else ""
         also = "".join(f"; {other.count:,} {_plural(sort, other.count)}" for sort, other in others)
-        kind: type[PenstockError] = NotFound if what in (_GONE, _ELSEWHERE) else UsageError
+        kind: type[PenstockError] = {_GONE: NotFound, _ELSEWHERE: NotFetched}.get(what, UsageError)
         raise kind(
             f"{wrong.count:,} {_plural(what, wrong.count)}: {named}{more}{also}", where=self.label, do=wrong.first[0].do
         )

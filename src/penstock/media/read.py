@@ -72,7 +72,7 @@ def read_bids(
     row
         What a row is: a "session" (or a subject that has none), a "subject", or a "file".
     sidecars
-        Also the fields each scan inherits from sidecars above it.
+        Sidecars, events and gradients as texts beside their scan, with what it inherits from above; else as files.
     derivatives
         Names of pipelines under `derivatives/` to take along; True for all.
     include, exclude

@@ -157,7 +157,7 @@ def splits_of(dataset: Any, split: str | None) -> dict[str, Sequence[Chain]]:
     from penstock.media.frames import frame_splits
 
     parts = frame_splits(dataset) if not isinstance(dataset, Dataset) else None
-    if parts is None and isinstance(dataset, Mapping) and all(isinstance(one, Dataset) for one in dataset.values()):
+    if parts is None and isinstance(dataset, Mapping) and all(map(_is_split, dataset.values())):
         parts = dict(dataset)
     if parts is not None:
         if split is not None:
@@ -165,6 +165,11 @@ def splits_of(dataset: Any, split: str | None) -> dict[str, Sequence[Chain]]:
         return {str(name): as_dataset(one)._chains for name, one in parts.items()}
     named = split or str(getattr(dataset, "split", None) or "train")
     return {named: as_dataset(dataset)._chains}
+
+
+def _is_split(thing: Any) -> bool:
+    """A dict of lists is a table; of anything else, splits by name."""
+    return isinstance(thing, Dataset | Mapping | str | os.PathLike)
 
 
 def as_dataset(thing: Any) -> Dataset:

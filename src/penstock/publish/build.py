@@ -6,8 +6,9 @@ confirmed the shard it is part of; the journal keeps what it weighed, so that a 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from penstock.plan import Pass
 from penstock.publish.plan import HUGGINGFACE, SplitPlan, form_of
 from penstock.publish.send import Item, shard_item
 from penstock.publish.shards import Form, Grouping, Made, Recipe, groups_of, recipe_of
-from penstock.run import Run, Settings, final_schema
+from penstock.run import Run, Settings, added_up, final_schema
 from penstock.splice import even_shards
 from penstock.waves import Crew, run_pass
 
@@ -34,6 +35,17 @@ if TYPE_CHECKING:
 
 # What the threads that send come to hold beside what this process holds when the engine looks.
 SENDERS = 24 << 20
+
+
+@dataclass(frozen=True)
+class Built:
+    """A split that was made: its shards, and what making it took."""
+
+    form: Form
+    recipes: Sequence[Recipe]
+    read: int  # rows
+    dropped: dict[str, int]  # rows by reason
+    workers: int
 
 
 def build(
@@ -45,7 +57,7 @@ def build(
     meter: Meter,
     settings: Settings,
     state: Path,
-) -> tuple[Form, Sequence[Recipe]]:
+) -> Built:
     """Make a split's rows and give its shards away as they are complete."""
     what = replace(write, rewrite=True, num_shards=None)
     if write.num_shards is not None:  # row groups small enough to be shared out; how large rows become, nobody knows
@@ -64,16 +76,21 @@ def build(
         crew = Crew(engine, built, own, place)
         # Staged bytes are bounded as they come, not by what the whole pass would make.
         run = Run(chains, what, replace(settings, disk=None), place, own, engine)
-        final, _ = run.last_pass(crew, None)
+        final, earlier = run.last_pass(crew, None)
+        staged = final.stored if settings.disk is None else min(final.stored, settings.disk)
+        meter.disk_projected = max(meter.disk_projected, staged)
         feeder = _Feeder(split, write, final, crew, journal, give, check, meter, settings)
         feeder.forget_what_is_gone()
-        run_pass(crew, final, after=lambda task: feeder.go_on(), room=feeder.room)
+        results = earlier + run_pass(crew, final, after=lambda task: feeder.go_on(), room=feeder.room)
         feeder.go_on()
         if not feeder.any:
             feeder.add_empty(place.work / run.empty(crew, final, "parquet").name)
         recipes = feeder.finish()
         meter.projected = max(meter.projected, own.projected)
-        return feeder.form(), recipes
+        meter.planned += own.planned
+        meter.run += own.run
+        read = sum(result["read"] for result in results)
+        return Built(feeder.form(), recipes, read, added_up(one["dropped"] for one in results), engine.most_workers)
 
 
 class _Feeder:
@@ -99,7 +116,9 @@ class _Feeder:
         self._next = 0  # task
         self._held: list[Made] = []  # all of them, where a number of shards was asked for
         self._recipes: list[Recipe] = []
-        self._unsent: set[int] = set()
+        self._unsent: dict[int, Recipe] = {}
+        self._over: set[str] = set()  # fragments whose last row group has been sent
+        self._lock = threading.Lock()
         self._form: Form | None = None
         self.any = False
         self._check_disk()
@@ -151,7 +170,9 @@ class _Feeder:
 
     def forget_what_is_gone(self) -> None:
         """A fragment that is gone is made again, unless all shards it is part of were sent."""
-        sent = {name for recipe in self._replayed() if self._was_sent(recipe) for name in recipe.staged}
+        replayed = self._replayed()
+        needed = {span.path for recipe in replayed if not self._was_sent(recipe) for span in recipe.spans}
+        sent = {path for recipe in replayed if self._was_sent(recipe) for path in recipe.staged} - needed
         for task in self._final.tasks:
             record = self._crew.journal.records.get(task.key)
             if record is None:
@@ -221,14 +242,26 @@ class _Feeder:
 
     def _send(self, recipe: Recipe) -> None:
         self._recipes.append(recipe)
-        self._unsent.add(recipe.at)
-        item = shard_item(self._split.name, self.form(), recipe)
+        with self._lock:
+            self._unsent[recipe.at] = recipe
+        item = shard_item(self._split.name, self.form(), replace(recipe, staged=()))
 
         def sent() -> None:
             item.sent()
-            self._unsent.discard(recipe.at)
+            self._drop(recipe)
 
         self._give(replace(item, sent=sent))
+
+    def _drop(self, recipe: Recipe) -> None:
+        """A shard is safe: fragments that no other shard needs go. Shards are not confirmed in their order."""
+        with self._lock:
+            self._unsent.pop(recipe.at, None)
+            self._over.update(recipe.staged)
+            needed = {span.path for other in self._unsent.values() for span in other.spans}
+            gone = self._over - needed
+            self._over -= gone
+        for path in gone:
+            Path(path).unlink(missing_ok=True)
 
 
 def _known_groups(path: Path, record: dict[str, Any]) -> list[Made]:

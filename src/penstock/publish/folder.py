@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,9 @@ class FolderPlace:
                 (self._work / record["mode"]).unlink(missing_ok=True)
 
     # -- visible --------------------------------------------------------------------------------------------------
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def publish(self, sent: Sequence[Sent], wish: Wish, journal: Journal, streams: Streams, fresh: Card) -> Published:
         """Rename everything, then show it with the card, then take away what it replaces, then put the receipts."""

@@ -272,6 +272,20 @@ class HubPlace:
 
     # -- commits --------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The client draws a bar for each file it is handed; there is one of ours for all of them."""
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+        shown = not are_progress_bars_disabled()
+        if shown:
+            disable_progress_bars()
+        try:
+            yield
+        finally:
+            if shown:
+                enable_progress_bars()
+
     def publish(self, sent: Sequence[Sent], wish: Wish, journal: Journal, streams: Streams, fresh: Card) -> Published:
         commits = Commits(self, wish, journal, sent, streams, fresh)
         return Published(commits.publish(), len(commits.made))
@@ -366,14 +380,28 @@ def _addition(sealed: Sealed, opened: BufferedIOBase | None) -> CommitOperationA
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client warns at every file object that Xet is left out. It is, on purpose: its buffers know no budget."""
-    logger = logging.getLogger("huggingface_hub._commit_api")
-    known = any(isinstance(one, _NoXetWarning) for one in logger.filters)
-    if not known:
-        logger.addFilter(_NoXetWarning())
+    """The client warns at every file object that Xet is left out. It is, on purpose: its buffers know no budget. And it
+    speaks of each attempt it makes again by itself, in the middle of a progress line."""
+    for name, words in _CHATTER.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _Without) for one in logger.filters):
+            logger.addFilter(_Without(words))
     yield
 
 
-class _NoXetWarning(logging.Filter):
+_CHATTER = {
+    "huggingface_hub._commit_api": ("not supported by Xet Storage",),
+    "huggingface_hub.utils._http": ("thrown while requesting", "Retrying in ", "Rate limited. Waiting "),
+}
+
+
+class _Without(logging.Filter):
+    """Leaves out records that hold some words."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__()
+        self._words = words
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return "not supported by Xet Storage" not in record.getMessage()
+        message = record.getMessage()
+        return not any(word in message for word in self._words)

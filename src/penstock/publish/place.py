@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -189,6 +190,9 @@ class Place(Protocol):
 
     def holds(self, files: Sequence[Sealed]) -> bool:
         """Whether all of these are visible."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Around all that a push does here."""
 
     def publish(self, sent: Sequence[Sent], wish: Wish, journal: Journal, streams: Streams, fresh: Card) -> Published:
         """Show everything, or find that it is shown already. `fresh` is the card of a place that has none."""

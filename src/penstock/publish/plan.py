@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.budget import format_size
+from penstock.budget import counted, format_size
 from penstock.chains import Beside, Chain, Write, describe, fingerprint, first_dynamic_limit
 from penstock.errors import UsageError
 from penstock.media.spool import fitted
@@ -165,19 +165,19 @@ def plan_words(
     """The plan for people."""
     lines = [("to", f"{target} ({state})")]
     for split in plan.splits:
-        rows = f"{split.rows:,} rows, " if split.rows >= 0 else ""
+        rows = f"{counted(split.rows, 'row')}, " if split.rows >= 0 else ""
         if split.form is None:
             lines.append((split.name, f"{format_size(split.bytes)} to read; shards are built as they are sent"))
             lines.append(("", f"built, not moved as they are: {split.why_built}"))
             continue
-        shards = f"{len(split.recipes):,} shard{'s' if len(split.recipes) != 1 else ''}"
+        shards = counted(len(split.recipes), "shard")
         largest = f", largest row {format_size(split.largest_row)}" if split.largest_row is not None else ""
         heaviest = max((recipe.bytes for recipe in split.recipes), default=0)
         lines.append((split.name, f"{rows}{format_size(split.bytes)} in {shards}{largest}"))
         lines.append(("", f"largest shard {format_size(heaviest)}; virtual: read from the sources as they are sent"))
     beside = sum(len(split.beside) for split in plan.splits)
     if beside:
-        lines.append(("beside", f"{beside:,} files that go with it as they are, {format_size(beside_bytes)}"))
+        lines.append(("beside", f"{counted(beside, 'file')} as they are, {format_size(beside_bytes)}"))
     lines.append(("memory", f"projected peak {format_size(projected)} of {format_size(allowed)} allowed"))
     lines.append(("disk", f"{format_size(disk)} of scratch" if disk else "no scratch"))
     if visible:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import memory, receipt
 from penstock.budget import Budget
@@ -34,7 +34,10 @@ from penstock.publish.seed import bids_seed, seeded_body
 from penstock.publish.send import Item, Sender, file_item, sealed_at, shard_item
 from penstock.publish.shards import Form, Recipe, token_of
 from penstock.receipt import Receipt
-from penstock.run import Settings
+from penstock.run import Settings, added_up
+
+if TYPE_CHECKING:
+    from penstock.publish.build import Built
 
 # What hashing and sending take beside an interpreter, its imports and the plan: buffers, connections, one row group of
 # references at a time.
@@ -66,10 +69,11 @@ def push(
             return found
         with Journal(state, plan=description, key=key) as journal, _gauge(meter) as gauge:
             place.prepare(look, journal)
-            sent, streams = _send_all(plan, place, wish, journal, meter, settings, state)
-            meter.begin_bytes("commit", total=0, tasks=0)
-            shown = place.publish(sent, wish, journal, streams, _fresh_card(plan, place, wish))
-            made = _receipt(plan, description, key, settings, meter, gauge, sent, wish)
+            with place.at_work():
+                sent, streams, built = _send_all(plan, place, wish, journal, meter, settings, state)
+                meter.begin_bytes("commit", total=0, tasks=0)
+                shown = place.publish(sent, wish, journal, streams, _fresh_card(plan, place, wish))
+            made = _receipt(plan, description, key, settings, meter, gauge, sent, built, wish)
             made = replace(
                 made, published={**_where(place, wish, sent), "commit": shown.commit, "commits": shown.commits}
             )
@@ -148,8 +152,8 @@ def _already_done(state: Path, place: Place, key: str) -> Receipt | None:
 
 def _send_all(
     plan: PushPlan, place: Place, wish: Wish, journal: Journal, meter: Meter, settings: Settings, state: Path
-) -> tuple[list[Sent], Streams]:
-    """Everything hashed and sent, nothing visible."""
+) -> tuple[list[Sent], Streams, list[Built]]:
+    """Everything hashed and sent, nothing visible; and what had to be built for it."""
     _forget_what_is_gone(place, journal)
     total = plan.bytes + sum(one.bytes for split in plan.splits for one in split.beside)
     meter.begin_bytes("send", total=total, tasks=plan.files)
@@ -169,7 +173,8 @@ def _send_all(
         sender.check()
 
     try:
-        made = []
+        made: list[tuple[SplitPlan, Form, Sequence[Recipe]]] = []
+        built: list[Built] = []
         for split in plan.splits:
             beside = [file_item(one.path, one.file, one.bytes, one.modified) for one in split.beside]
             items += beside
@@ -177,7 +182,8 @@ def _send_all(
             if split.form is None:
                 from penstock.publish.build import build
 
-                made.append((split, *build(split, plan.write, give, sender.check, journal, meter, settings, state)))
+                built.append(build(split, plan.write, give, sender.check, journal, meter, settings, state))
+                made.append((split, built[-1].form, built[-1].recipes))
                 continue
             for recipe in split.recipes:
                 give(shard_item(split.name, split.form, recipe))
@@ -191,7 +197,7 @@ def _send_all(
         for item in items
         if journal.records[f"task/sent/{item.key}"]["mode"] == "regular"
     }
-    return [_sent(split, form, recipes, journal, wish, place) for split, form, recipes in made], streams
+    return [_sent(split, form, recipes, journal, wish, place) for split, form, recipes in made], streams, built
 
 
 def _opener(item: Item) -> Callable[[], BufferedIOBase]:
@@ -303,23 +309,30 @@ def _receipt(
     meter: Meter,
     gauge: Gauge,
     sent: Sequence[Sent],
+    built: Sequence[Built],
     wish: Wish,
 ) -> Receipt:
     shards = [shard for one in sent for shard in one.published(wish)["shards"]]
     written = sum(shard["rows"] for shard in shards)
+    as_they_were = written - sum(recipe.rows for one in built for recipe in one.recipes)
     return Receipt(
         command=settings.command,
         plan=description,
         plan_key=key,
         inputs=plan.inputs(),
-        rows={"read": written, "written": written, "dropped": {}, "first_error": None},
+        rows={
+            "read": as_they_were + sum(one.read for one in built),
+            "written": written,
+            "dropped": added_up(one.dropped for one in built),
+            "first_error": None,
+        },
         shards=shards,
         memory={
             "allowed": settings.budget.allowed,
             "reserved": meter.projected - SENDING,
             "projected": meter.projected,
             "measured": gauge.measured,
-            "workers": 0,
+            "workers": max((one.workers for one in built), default=0),
             "trace": meter.trace.as_json(),
         },
         disk={"projected": meter.disk_projected, "measured": meter.disk_measured},

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.budget import format_size
+from penstock.budget import counted, format_size
 from penstock.chains import Chain, Write
 from penstock.errors import DiskFull
 from penstock.meter import Watcher
@@ -54,14 +54,15 @@ class Rehearsal:
     def text(self) -> str:
         published, memory = self.receipt.published or {}, self.receipt.memory
         stored = sum(shard["bytes"] for shard in self.receipt.shards)
+        rows, shards = counted(self.receipt.rows["written"], "row"), counted(len(self.receipt.shards), "shard")
+        commits = counted(published["commits"], "commit")
         lines = [
-            ("pushed", f"{self.receipt.rows['written']:,} rows in {len(self.receipt.shards):,} shards,"
-                       f" {format_size(stored)}, {published.get('commits')} commits, {self.receipt.seconds:.1f} s"),
+            ("pushed", f"{rows} in {shards}, {format_size(stored)}, {commits}, {self.receipt.seconds:.1f} s"),
             ("memory", f"peak {format_size(memory['measured'])} measured, {format_size(memory['projected'])} projected,"
                        f" {format_size(memory['allowed'])} allowed"),
-            ("verified", f"{self.verified.get('files', 0):,} files, sizes and SHA-256"),
+            ("verified", f"{counted(self.verified['files'], 'file')}, sizes and SHA-256"),
             ("loaded", "datasets is not installed, so it was not tried" if self.loaded is None else
-             "; ".join(f"{split}: {found['rows']:,} rows" for split, found in self.loaded.items())),
+             "; ".join(f"{split}: {counted(found['rows'], 'row')}" for split, found in self.loaded.items())),
             ("verdict", self.failed or "the same command without --rehearse will do this"),
         ]  # fmt: skip
         return "\n".join(f"{word:<9}{what}" for word, what in lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -24,6 +25,7 @@ from penstock.sources.local import check_unchanged
 
 UPLOADS = 2  # at once
 WAITING = 2  # hashed, and not yet on its way
+LEAVING_SECONDS = 3.0
 TOGETHER = 100  # small files that go with one request
 INSIDE = 10 << 20  # the most that goes inside a commit
 
@@ -146,9 +148,13 @@ class Sender:
         self.check()
 
     def stop(self) -> None:
-        """Leave off as soon as may be. A request in the middle of its body is cut when the process ends."""
+        """Leave off: what is on its way is cut at the next byte that is read. Who waits for an answer is not waited for
+        long."""
         self._stopped.set()
         self._to_hash.put(None)
+        deadline = time.monotonic() + LEAVING_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -156,7 +162,8 @@ class Sender:
         except Stopped:
             pass
         except BaseException as error:
-            self._errors.append(error)
+            if not self._stopped.is_set():  # else it is but an echo of the first
+                self._errors.append(error)
             self._stopped.set()
 
     def _hash(self) -> None:
@@ -172,7 +179,7 @@ class Sender:
         if (known := self._journal.records.get(key)) is None:
             stretch = item.stretch()
             with item.open(True) as stream:
-                found = digest(stream, stretches=[stretch] if stretch else [], on_bytes=self._hashed)
+                found = digest(stream, stretches=[stretch] if stretch else [], on_bytes=self._passed)
             known = {
                 "sha256": found.sha256,
                 "size": found.size,
@@ -190,7 +197,7 @@ class Sender:
 
     def _send(self) -> None:
         while (taken := self._next(self._to_send)) is not None:
-            streams = [(sealed, _Stream(item, self._on_bytes)) for item, sealed in taken]
+            streams = [(sealed, _Stream(item, self._passed)) for item, sealed in taken]
             if len(taken) > 1 and isinstance(self._place, SendsTogether):
                 modes = self._place.send_together(streams)
             else:
@@ -208,7 +215,7 @@ class Sender:
         with self._lock:
             self._journal.commit(key, record)
 
-    def _hashed(self, count: int) -> None:
+    def _passed(self, count: int) -> None:
         if self._stopped.is_set():
             raise Stopped
         self._on_bytes(count)
@@ -246,9 +253,8 @@ class _Stream:
         return opened
 
     def done(self, at: int) -> None:
-        if at > self._furthest:
-            self._on_bytes(at - self._furthest)
-            self._furthest = at
+        self._on_bytes(max(0, at - self._furthest))
+        self._furthest = max(self._furthest, at)
 
 
 def _git_digest(item: Item) -> str:

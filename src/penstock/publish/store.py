@@ -13,7 +13,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from io import BufferedIOBase
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -218,6 +218,9 @@ class StorePlace:
                 self._abort(self._key(record["path"]), record["id"])
 
     # -- visible --------------------------------------------------------------------------------------------------
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def publish(self, sent: Sequence[Sent], wish: Wish, journal: Journal, streams: Streams, fresh: Card) -> Published:
         """Complete everything, then put the receipts, then take away what they replace."""

@@ -115,7 +115,7 @@ def verify(
     Parameters
     ----------
     target
-        A folder that Penstock wrote, or "org/name" on the Hugging Face Hub.
+        A folder that Penstock wrote, "org/name" on the Hugging Face Hub, or "s3://bucket/prefix".
     revision
         A branch, tag or commit of a repository.
     sample
