@@ -15,8 +15,9 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/penstock demo
 
+# Two at a time, a file of tests to each: most of them wait for processes they have started.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 proof: install
 	$(BIN)/python -m pytest tests/proof -m proof -s
@@ -31,6 +32,7 @@ types: install
 bench: install
 	$(BIN)/python benchmarks/data.py --gb 4 --to benchmarks/data/text
 	$(BIN)/python benchmarks/reshard.py benchmarks/data/text
+	$(BIN)/python benchmarks/publish.py --to benchmarks/data/scans
 
 clean:
 	rm -rf .venv build dist demo-out benchmarks/data .mypy_cache .ruff_cache .pytest_cache .hypothesis

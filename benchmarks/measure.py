@@ -1,4 +1,5 @@
-"""Measures commands side by side: seconds, seconds until the data is on disk, and peak anonymous memory of the tree.
+"""Measures commands side by side: seconds, seconds until the data is on disk, peak anonymous memory of the tree, and
+the peak of what lies in a folder for scratch.
 
 `compare` runs its cases in turn (A B C, A B C, ...), so that a slow minute of the machine falls on all of them.
 """
@@ -14,14 +15,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SAMPLE_SECONDS = 0.02
 TIE = 1.3  # seconds move by 20 % and more from run to run on a shared machine
-PACKAGES = ("datasets", "duckdb", "numpy", "polars", "pyarrow")
+PACKAGES = ("datasets", "duckdb", "huggingface_hub", "numpy", "polars", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Case:
     output: Path
     check: Callable[[Path], str | None]  # what is wrong with the output, if anything
     ours: bool = False
+    bound: bool = False  # no tool, but the least any of them must do
+    scratch: Path | None = None  # where the command puts what it does not keep
+    # what has to run beside the command, such as a server; it gives the command's environment
+    beside: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: nullcontext(os.environ)
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,21 @@ class Run:
     seconds: float
     synced: float
     peak: int
-    output_bytes: int
+    scratch: int = 0
+    output_bytes: int = 0
     error: str | None = None
+
+
+# What can be shown of a run: its column, the word for it in a comparison ("" for none), the figure, its digits.
+FIGURES: dict[str, tuple[str, Callable[[Run], float], int]] = {
+    "seconds": ("time", lambda run: run.seconds, 1),
+    "and on disk": ("on disk", lambda run: run.synced, 1),
+    "MB": ("memory", lambda run: run.peak / 1e6, 0),
+    "scratch MB": ("", lambda run: run.scratch / 1e6, 1),
+    "output MB": ("", lambda run: run.output_bytes / 1e6, 0),
+}
+OF_FILES = ("seconds", "and on disk", "MB", "output MB")
+UNTIL_IT_FAILED = ("MB", "scratch MB")
 
 
 @dataclass(frozen=True)
@@ -66,13 +86,13 @@ def in_fresh_process(function: Callable[..., object], *args: object) -> list[str
     return [sys.executable, __file__, function.__code__.co_filename, function.__name__, *map(str, args)]
 
 
-def measure(command: Sequence[str]) -> Run:
+def measure(command: Sequence[str], *, env: Mapping[str, str] | None = None, scratch: Path | None = None) -> Run:
     """Run a command to its end. What it prints is shown only if it fails, as the run's error."""
     # What earlier work left to be written would otherwise be charged to this run.
     os.sync()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as said, watched(scratch) as highest:
         started = time.monotonic()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, env=env)
         peak = 0
         while True:
             peak = max(peak, sum(map(_anonymous, _tree(process.pid))))
@@ -87,7 +107,37 @@ def measure(command: Sequence[str]) -> Run:
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
     error = f"exit {returncode}: {lines[-1]}" if returncode else None
-    return Run(seconds, synced, peak, 0, error)
+    return Run(seconds, synced, peak, highest(), error=error)
+
+
+@contextmanager
+def watched(folder: Path | None) -> Iterator[Callable[[], int]]:
+    """Look at what lies in a folder until the block ends; call what is given for the most that was seen, in bytes."""
+    most, done = [0], threading.Event()
+
+    def look() -> None:
+        while folder is not None and not done.wait(SAMPLE_SECONDS):
+            most[0] = max(most[0], bytes_in(folder))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield lambda: most[0]
+    finally:
+        done.set()
+        thread.join()
+
+
+def bytes_in(folder: Path) -> int:
+    """Of all files; one that goes while we look is left out."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(where, name), follow_symlinks=False).st_size
+            except OSError:
+                continue
+    return total
 
 
 def compare(
@@ -96,18 +146,19 @@ def compare(
     title: str,
     repeat: int = 3,
     before_each: Callable[[], object] = lambda: None,
+    figures: Sequence[str] = OF_FILES,
     markdown: Path | None = None,
 ) -> list[Outcome]:
-    """Run all cases `repeat` times in turn and print every figure, failures too; also as Markdown to a file."""
+    """Run all cases `repeat` times in turn and print these figures, failures too; also as Markdown to a file."""
     runs: dict[str, list[Run]] = {case.name: [] for case in cases}
     for turn in range(1, repeat + 1):
         for case in cases:
             before_each()
             run = _run_case(case)
             runs[case.name].append(run)
-            print(f"{turn}/{repeat} {case.name}: {run.error or _figures(run)}", file=sys.stderr, flush=True)
+            print(f"{turn}/{repeat} {case.name}: {run.error or _figures(run, figures)}", file=sys.stderr, flush=True)
     outcomes = [Outcome(case, tuple(runs[case.name])) for case in cases]
-    report = _report(title, repeat, outcomes)
+    report = _report(title, repeat, outcomes, figures)
     print(report)
     if markdown:
         markdown.write_text(report)
@@ -127,11 +178,12 @@ def _hidden(path: Path) -> bool:
 def _run_case(case: Case) -> Run:
     _remove(case.output)
     try:
-        run = measure(case.command)
+        with case.beside() as env:
+            run = measure(case.command, env=env, scratch=case.scratch)
         if run.error:
             return run
         size = sum(path.stat().st_size for path in files_of(case.output))
-        return Run(run.seconds, run.synced, run.peak, size, case.check(case.output))
+        return replace(run, output_bytes=size, error=case.check(case.output))
     finally:
         _remove(case.output)
 
@@ -172,49 +224,57 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _report(title: str, repeat: int, outcomes: Sequence[Outcome]) -> str:
-    rows = [["", "seconds", "and on disk", "MB", "output MB"]]
-    rows += [[outcome.case.name, *_cells(outcome)] for outcome in outcomes]
-    text = [f"## {title}", "", _machine(), "", f"Medians of {repeat}, the lowest and highest in brackets.", ""]
-    text += [_table(rows), ""]
-    ours = [outcome for outcome in outcomes if outcome.case.ours and not outcome.error]
+def _report(title: str, repeat: int, outcomes: Sequence[Outcome], figures: Sequence[str]) -> str:
+    rows = [["", *figures]]
+    rows += [[outcome.case.name, *_cells(outcome, figures)] for outcome in outcomes]
+    text = [f"## {title}", "", machine(), "", f"Medians of {repeat}, the lowest and highest in brackets.", ""]
+    text += [table(rows), ""]
+    bounds = [outcome for outcome in outcomes if outcome.case.bound and not outcome.error]
+    tools = [outcome for outcome in outcomes if not outcome.case.bound]
+    ours = [outcome for outcome in tools if outcome.case.ours and not outcome.error]
+    if bounds:
+        above = [["times its seconds", *(outcome.case.name for outcome in bounds)]]
+        above += [[tool.case.name, *(_times(tool, bound) for bound in bounds)] for tool in tools]
+        text += ["How many times as long each takes as the least there is to do.", "", table(above), ""]
     if ours:
         against = [["times ours", *(outcome.case.name for outcome in ours)]]
-        against += [[other.case.name, *(_verdict(other, own) for own in ours)] for other in outcomes]
+        against += [[other.case.name, *(_verdict(other, own, figures) for own in ours)] for other in tools]
         text += [f"How many times as much each takes as ours; under {TIE} times either way is a tie.", ""]
-        text += [_table(against), ""]
+        text += [table(against), ""]
     failures = [f"- {outcome.case.name}: {outcome.error}" for outcome in outcomes if outcome.error]
     text += ["Failed:", "", *failures, ""] if failures else []
     return "\n".join(text)
 
 
-def _cells(outcome: Outcome) -> list[str]:
-    if outcome.error:
-        failed = sum(run.error is not None for run in outcome.runs)
-        return [f"failed {failed} of {len(outcome.runs)}", "", "", ""]
-    figures: list[tuple[Callable[[Run], float], int]] = [
-        (lambda run: run.seconds, 1),
-        (lambda run: run.synced, 1),
-        (lambda run: run.peak / 1e6, 0),
-        (lambda run: run.output_bytes / 1e6, 0),
-    ]
+def _cells(outcome: Outcome, figures: Sequence[str]) -> list[str]:
+    failed = sum(run.error is not None for run in outcome.runs)
     cells = []
-    for figure, digits in figures:
+    for at, name in enumerate(figures):
+        _, figure, digits = FIGURES[name]
         low, high = min(map(figure, outcome.runs)), max(map(figure, outcome.runs))
-        cells.append(f"{outcome.median(figure):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})")
+        shown = f"{outcome.median(figure):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+        cells.append(shown if not failed or name in UNTIL_IT_FAILED else "")
+        if failed and at == 0:
+            cells[0] = f"failed {failed} of {len(outcome.runs)}"
     return cells
 
 
-def _verdict(other: Outcome, own: Outcome) -> str:
+def _times(tool: Outcome, bound: Outcome) -> str:
+    return "" if tool.error else f"{tool.median(_seconds) / bound.median(_seconds):.2f}"
+
+
+def _seconds(run: Run) -> float:
+    return run.seconds
+
+
+def _verdict(other: Outcome, own: Outcome, figures: Sequence[str]) -> str:
     if other is own or other.error or own.error:
         return ""
-    figures: dict[str, Callable[[Run], float]] = {
-        "time": lambda run: run.seconds,
-        "on disk": lambda run: run.synced,
-        "memory": lambda run: run.peak,
-    }
-    ratios = {name: other.median(figure) / own.median(figure) for name, figure in figures.items()}
-    return ", ".join(f"{name} {_word(ratio)}" for name, ratio in ratios.items())
+    ratios = {}
+    for word, figure, _ in (FIGURES[name] for name in figures):
+        if word:
+            ratios[word] = other.median(figure) / own.median(figure)
+    return ", ".join(f"{word} {_word(ratio)}" for word, ratio in ratios.items())
 
 
 def _word(ratio: float) -> str:
@@ -222,18 +282,20 @@ def _word(ratio: float) -> str:
     return f"{ratio:.2f} ({verdict})"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["| " + " | ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
 
-def _figures(run: Run) -> str:
-    return f"{run.seconds:.1f} s, {run.synced:.1f} s on disk, {run.peak / 1e6:,.0f} MB"
+def _figures(run: Run, figures: Sequence[str]) -> str:
+    shown = ((name, *FIGURES[name][1:]) for name in figures)
+    return ", ".join(f"{name} {figure(run):,.{digits}f}" for name, figure, digits in shown)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """What the figures were seen on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)

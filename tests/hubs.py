@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 from command import Ran, called, until
+from forks import Forked, Forks
 from penstock.publish.card import read_card, visible_files
 from penstock.testing.hub import HubProcess
-from publish.forks import Forked, Forks
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+BRIEF = 40  # requests after which the token hf_brief expires
 
 _numbers = itertools.count()
 
@@ -42,7 +44,7 @@ class Desk:
         return self.folder / "state"
 
     def env(self, token: str | None = "hf_writer") -> dict[str, str]:
-        return {**self.hub.env(token), "PENSTOCK_STATE": str(self.state), "PENSTOCK_RETRY_SECONDS": "0.01"}
+        return {**self.hub.env(token), "PENSTOCK_STATE": str(self.state), "PENSTOCK_RETRY_SECONDS": "0.002"}
 
     def start(self, *words: str | Path, token: str | None = "hf_writer") -> Forked:
         """`penstock WORDS`, under way."""
@@ -145,8 +147,9 @@ class Desk:
         return [one for one in found if not answered or one["status"] == 200]
 
     def uploads(self) -> Counter[str]:
-        """How often each piece of content went over the wire to its end."""
-        return Counter(one["path"].split("/")[2] for one in self.asked(r"^PUT /_lfs/[0-9a-f]{64}$"))
+        """How often each piece of content went over the wire to its end, whole or in parts."""
+        ended = self.asked(r"^PUT /_lfs/[0-9a-f]{64}$|^POST /_lfs/[0-9a-f]{64}/(?!verify)")
+        return Counter(one["path"].split("/")[2] for one in ended)
 
     def writes(self) -> list[str]:
         """Requests that change something."""
@@ -300,6 +303,14 @@ def nifti(path: Path, *, seed: int, side: int = 4) -> Path:
     voxels = np.random.default_rng(seed).random(side**3, dtype=np.float32).tobytes()
     path.write_bytes(gzip.compress(bytes(header) + voxels, mtime=0))
     return path
+
+
+def under_way(desk: Desk, *words: str | Path, asked: str) -> Forked:
+    """A push that has just made a request like this one. Before its first, a push is at reading and planning."""
+    before = len(desk.asked(asked, answered=False))
+    push = desk.start(*words)
+    waits(desk, lambda: len(desk.asked(asked, answered=False)) > before, push, why=f"it asked for {asked}")
+    return push
 
 
 def waits(desk: Desk, true: Callable[[], object], push: Forked, *, why: str) -> None:

@@ -23,9 +23,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from hubs import nifti, png
+from penstock import testing
 from penstock.cli.main import COMMANDS, _parser
+from penstock.media.kinds import KINDS
 from penstock.pipeline import _READERS, _WORDS, _WRITERS
 from penstock.steps import STEPS
+from penstock.testing import LoopbackHub, LoopbackS3
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,7 +85,8 @@ def runnable(page: Path) -> list[Block]:
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the docs presume: `corpus/` in Parquet and `logs/` in JSON lines, with `id`, `text` and `score`."""
+    """What the docs presume: `corpus/` in Parquet and `logs/` in JSON lines, with `id`, `text` and `score`; a table
+    `scans.csv` of the files in `scans/`; `photos/` in folders by class; `study/`, a BIDS tree."""
     folder = tmp_path_factory.mktemp("docs")
     random = np.random.default_rng(0)
     words = np.array(["of", "water", "gate", "pipe", "turbine", "river", "the", "a", "and", "flows"], dtype=object)
@@ -93,32 +98,68 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pq.write_table(table, folder / "corpus" / f"part-{part}.parquet", row_group_size=1_000)
         lines = "".join(json.dumps(row) + "\n" for row in table.slice(0, 1_000).to_pylist())
         (folder / "logs" / f"part-{part}.jsonl").write_text(lines)
+    scans = [nifti(folder / "scans" / f"sub-{number:02d}_T1w.nii.gz", seed=number, side=24) for number in range(1, 7)]
+    rows = [f"{number:02d},{20 + number},{scan.relative_to(folder)}\n" for number, scan in enumerate(scans, 1)]
+    (folder / "scans.csv").write_text("".join(["subject,age,t1w\n", *rows]))
+    for number in range(6):
+        png(folder / "photos" / ("dog", "cat")[number % 2] / f"{number}.png", seed=number)
+    _make_study(folder / "study")
     return folder
+
+
+def _make_study(root: Path) -> None:
+    """Two subjects, two sessions, an anatomical scan and two runs of rest in each; masks among the derivatives."""
+    texts = {
+        "dataset_description.json": json.dumps({"Name": "Study", "BIDSVersion": "1.10.0", "License": "CC0"}),
+        "README": "Two subjects, two sessions.\n",
+        "participants.tsv": "participant_id\tage\tsex\nsub-01\t31\tF\nsub-02\t40\tM\n",
+        "task-rest_bold.json": json.dumps({"RepetitionTime": 2.0}),
+    }
+    scans = []
+    for subject in ("sub-01", "sub-02"):
+        for session in ("ses-1", "ses-2"):
+            base, name = f"{subject}/{session}", f"{subject}_{session}"
+            scans.append(f"{base}/anat/{name}_T1w.nii.gz")
+            for run in (f"{base}/func/{name}_task-rest_run-{number}_" for number in (1, 2)):
+                scans.append(f"{run}bold.nii.gz")
+                texts |= {f"{run}bold.json": '{"EchoTime": 0.03}', f"{run}events.tsv": "onset\tduration\n1\t2\n"}
+            scans.append(f"derivatives/lesions/{base}/anat/{name}_label-lesion_mask.nii.gz")
+    for seed, path in enumerate(scans):
+        nifti(root / path, seed=100 + seed, side=8)
+    for path, text in texts.items():
+        (root / path).write_text(text)
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if runnable(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_every_block_runs(page: Path, sample: Path, tmp_path: Path) -> None:
-    """From top to bottom, in one folder, as a reader would."""
-    for name in ("corpus", "logs"):
-        shutil.copytree(sample / name, tmp_path / name)
+    """From top to bottom, in one folder, as a reader would. The Hub and the store are on this machine."""
+    here = tmp_path / "here"
+    shutil.copytree(sample, here)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    environment["PENSTOCK_STATE"] = str(tmp_path / "state")
+    (tmp_path / "store" / "buckets" / "bucket").mkdir(parents=True)
+    with LoopbackHub(tmp_path / "hub") as hub, LoopbackS3(tmp_path / "store") as store:
+        _run_blocks(page, here, {**environment, **hub.env(), **store.env()})
+
+
+def _run_blocks(page: Path, here: Path, environment: dict[str, str]) -> None:
     for block in runnable(page):
         if block.note == "file":
-            (tmp_path / block.value).write_text(block.text)
+            (here / block.value).write_text(block.text)
             continue
         commands = [line[2:] for line in block.text.splitlines() if line.startswith("$ ")]
         if block.language == "python":
-            (tmp_path / "block.py").write_text(block.text)
+            (here / "block.py").write_text(block.text)
             commands = ["python block.py"]
         assert commands, f"{block.place} has no line that starts with `$ `"
         for command in commands:
             codes = block.value.split(" or ") if block.note == "exit" and command == commands[-1] else ["0"]
             done = subprocess.run(
                 ["sh", "-c", command],
-                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+                cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
             code = done.returncode if done.returncode >= 0 else 128 - done.returncode
             assert str(code) in codes, f"{block.place}: {command} ended with {code}\n{done.stdout}{done.stderr}"
@@ -182,14 +223,26 @@ def test_the_command_line_is_documented(command: str) -> None:
 
 def test_the_python_api_is_documented() -> None:
     text = (REFERENCE / "python.md").read_text()
-    for name in ps.__all__:
-        assert f"ps.{name}" in text
-    for name, member in inspect.getmembers(ps.Dataset):
-        if name.startswith("_"):
-            continue
-        assert f"`{name}" in text or f".{name}" in text, name
-        for parameter in inspect.signature(member).parameters if callable(member) else ():
+    members = {f"ps.{name}": getattr(ps, name) for name in ps.__all__}
+    members |= {f".{name}": member for name, member in inspect.getmembers(ps.Dataset) if not name.startswith("_")}
+    for name, member in members.items():
+        assert name in text or f"`{name[1:]}" in text, name
+        for parameter in inspect.signature(member).parameters if inspect.isfunction(member) else ():
             assert parameter in ("self", "options") or re.search(rf"\b{parameter}\b", text), (name, parameter)
+
+
+def test_the_testing_api_is_documented() -> None:
+    text = (REFERENCE / "testing.md").read_text()
+    for name in testing.__all__:
+        assert f"`{name}" in text, name
+        for parameter in inspect.signature(getattr(testing, name)).parameters:
+            assert f"`{parameter}" in text, (name, parameter)
+
+
+def test_the_kinds_of_media_are_documented() -> None:
+    text = (REFERENCE / "media.md").read_text()
+    for kind, feature in KINDS.items():
+        assert f"| `{kind}` | `{feature or 'binary'}`" in text, kind
 
 
 def test_the_pipeline_words_are_documented() -> None:
@@ -198,15 +251,17 @@ def test_the_pipeline_words_are_documented() -> None:
         assert f"`{word}`" in text, word
 
 
-def test_the_receipt_is_documented(sample: Path, tmp_path: Path) -> None:
+def test_the_receipt_is_documented(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE", str(tmp_path / "state"))
     text = (REFERENCE / "receipt.md").read_text()
-    receipt = ps.read(sample / "corpus").write(tmp_path / "out", memory="400MB").as_json()
+    receipt = ps.push(ps.read(sample / "corpus"), tmp_path / "out", memory="400MB").as_json()
     assert {field.name for field in fields(ps.Receipt)} == {*receipt, "already_done"}
     for name, value in receipt.items():
         nested = isinstance(value, dict) and name not in ("plan", "versions")
         for word in [f"{name}.{below}" for below in value] if nested else [name]:
             assert f"`{word}`" in text, word
-    for name in {**receipt["shards"][0], **receipt["inputs"][0]}:
+    travels = json.loads((tmp_path / "out" / ".penstock" / "default" / "train.json").read_text())
+    for name in {**receipt["shards"][0], **receipt["inputs"][0], **travels, **travels["shards"][0]["sample"]}:
         assert f"`{name}`" in text, name
 
 

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from forks import Forks
+from hubs import BRIEF, Desk
+from hubs import at_hub as at_hub
 from penstock.testing import LoopbackHub
 from penstock.testing.accounts import TOKENS
 from penstock.testing.hub import HubProcess
-from publish.forks import Forks
-from publish.hubs import Desk
-from publish.hubs import at_hub as at_hub
 
-BRIEF = 40  # requests after which a token of its own expires
+PARTS = 8 << 20  # what is larger goes in parts; the Hub's own bound is 256 MiB
 
 
 @pytest.fixture(scope="session")
 def the_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
     brief = {"name": "brief", "orgs": {"org": "write"}, "role": "write", "expires_after": BRIEF}
     folder = tmp_path_factory.mktemp("hub")
-    with LoopbackHub.start_process(folder, tokens={**TOKENS, "hf_brief": brief}) as hub:
+    tokens = {**TOKENS, "hf_brief": brief}
+    with LoopbackHub.start_process(folder, tokens=tokens, multipart_over=PARTS, part_size=PARTS // 2) as hub:
         yield hub
 
 

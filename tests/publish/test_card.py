@@ -29,6 +29,7 @@ from huggingface_hub import CommitOperationAdd, DatasetCard, HfApi
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from hubs import Desk
 from penstock.errors import BadFile, SchemaClash, UsageError
 from penstock.publish.card import (
     Card,
@@ -44,7 +45,6 @@ from penstock.publish.card import (
 )
 from penstock.publish.features import features_of, huggingface_metadata
 from penstock.publish.patterns import _regex, discovered, matching
-from publish.hubs import Desk
 
 FEATURES = Features(
     id=Value("int64"), label=ClassLabel(names=["no", "yes"]), image=Image(), texts=List(Value("string"))

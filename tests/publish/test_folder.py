@@ -16,12 +16,12 @@ import pytest
 
 import penstock as ps
 from command import until
+from forks import Forks
+from hubs import digests, digests_of_paths, scan_table, undecoded
 from penstock.errors import DestinationConflict, SourceChanged, UsageError
 from penstock.publish.card import read_card, visible_files
 from penstock.publish.folder import FolderPlace
 from penstock.receipt import Receipt
-from publish.forks import Forks
-from publish.hubs import digests, digests_of_paths, scan_table, undecoded
 
 _numbers = itertools.count()
 
@@ -276,7 +276,7 @@ def test_killed_at_random_moments_it_ends_as_if_it_never_was(
 
 
 def test_a_file_that_changed_behind_its_date_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, to = scans(tmp_path / "d"), tmp_path / "out"
+    table, to = scans(tmp_path / "d", 1), tmp_path / "out"
     real = FolderPlace.send
 
     def changed(self: FolderPlace, *given: Any) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from command import ok, refused
-from penstock.testing import Rule
-from publish.forks import Forked
-from publish.hubs import (
+from command import make_parquet, ok, refused, until
+from forks import Forked
+from hubs import (
     Desk,
     digests,
     digests_of_paths,
@@ -22,8 +25,10 @@ from publish.hubs import (
     make_scans,
     nothing_sent_twice,
     scan_table,
+    under_way,
     waits,
 )
+from penstock.testing import Rule
 
 SHARDS = 99  # more than one commit takes
 
@@ -72,13 +77,9 @@ def test_a_fresh_repository_shows_nothing_before_the_last_of_several_commits(at_
 # -- SIGKILL ----------------------------------------------------------------------------------------------------------
 
 
-def kill(push: Forked) -> bool:
-    """SIGKILL a push; False: it had ended."""
-    if push.has_ended():
-        return False
+def kill(push: Forked) -> None:
     push.signal(signal.SIGKILL)
     assert push.ended().returncode == -signal.SIGKILL
-    return True
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["a fresh repository", "over an older state"])
@@ -94,20 +95,17 @@ def test_killed_at_random_moments_it_ends_as_one_that_was_never_killed(at_hub: D
     words = tiny(at_hub)
     slow = (Rule(r"POST .*/commit/", "hang:0.2", times=99), Rule(r"PUT /_lfs/", "hang:0.02", times=999))
     at_hub.hub.set_faults(rules=slow)
-    kills = 0
-    while kills < 3:
-        push = at_hub.start(*words)
-        waits(at_hub, at_hub.started, push, why="it has a journal")
-        time.sleep(rng.uniform(0, 0.6))
-        kills += kill(push)
+    for asked in ("whoami", "PUT /_lfs/", "PUT /_lfs/"):
+        push = under_way(at_hub, *words, asked=asked)
+        time.sleep(rng.uniform(0, 0.4))
+        kill(push)
     # Then in the middle of a commit: the Hub makes it, and nobody hears of it.
     push = at_hub.start(*words)
     waits(at_hub, lambda: at_hub.sent() == SHARDS, push, why="everything was sent")
     time.sleep(rng.uniform(0, 0.5))
-    kills += kill(push)
+    kill(push)
     at_hub.hub.set_faults()
     ok(at_hub.run(*words))
-    assert kills == 4
     assert at_hub.files() == reference(at_hub, words, *before)
     one_state_before_and_one_after(at_hub, visible)
     nothing_sent_twice(at_hub)
@@ -120,26 +118,26 @@ def test_killed_at_random_moments_it_ends_as_one_that_was_never_killed(at_hub: D
 def test_killed_while_hashing_sending_and_committing(desk: Desk) -> None:
     """One large file, to be in the middle of, and a few small ones."""
     data = desk.folder / "data"
-    table = scan_table(data, 4, size=40_000_000)
-    words = ("push", table, desk.repo, "--media", "scan", "--max-shard-size", "50MB")
+    table = scan_table(data, 4, size=20_000_000)
+    words = ("push", table, desk.repo, "--media", "scan", "--max-shard-size", "25MB")
     # hashing: the journal is there, no digest is
     push = desk.start(*words)
     waits(desk, desk.started, push, why="it has a journal")
-    assert kill(push)
+    kill(push)
     assert desk.sent() == 0
     # sending: two are on their way, and stop there
-    desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/", "hang:0.5", times=9),))
+    desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/", "hang:0.3", times=99),))
     push = desk.start(*words)
     waits(desk, lambda: desk.hashed() >= 2, push, why="two are hashed")
     time.sleep(0.1)
-    assert kill(push)
-    time.sleep(0.6)
+    kill(push)
     hashed = desk.hashed()
+    time.sleep(0.4)
     # some sent, others not
-    desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/", "hang:1", skip=2, times=9),))
+    desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/.*/5", "hang:1", skip=2, times=9),))
     push = desk.start(*words)
     waits(desk, lambda: desk.sent() >= 2, push, why="two are sent")
-    assert kill(push)
+    kill(push)
     # the answer of a request that a dead client waited for is not in the way of the next
     time.sleep(1.1)
     sent = desk.sent()
@@ -149,7 +147,7 @@ def test_killed_while_hashing_sending_and_committing(desk: Desk) -> None:
     push = desk.start(*words)
     waits(desk, lambda: desk.sent() == 4 and desk.asked("validate-yaml"), push, why="the commit is under way")
     time.sleep(0.1)
-    assert kill(push)
+    kill(push)
     desk.hub.set_faults()
     ok(desk.run(*words))
     assert hashed >= 2
@@ -165,7 +163,7 @@ def test_what_was_hashed_is_not_read_again_before_it_is_sent(desk: Desk) -> None
     desk.hub.set_faults(rules=(Rule(r"POST .*/preupload/", "hang:1", times=9),))
     push = desk.start(*words)
     waits(desk, lambda: desk.hashed() == 3, push, why="all are hashed")
-    assert kill(push)
+    kill(push)
     desk.hub.set_faults()
     before = [line for line in desk.journal() if line["key"].startswith("task/hashed/")]
     desk.hub.set_faults(rules=(Rule(r"POST .*/commit/", "hang:0.5"),))
@@ -181,7 +179,7 @@ def test_tables_that_a_killed_push_left_are_cleaned_up_by_the_next(desk: Desk) -
     desk.hub.set_faults(rules=(Rule(r"repos/create", "hang:2"),))
     push = desk.start(*words)
     waits(desk, desk.started, push, why="it has a journal")
-    assert kill(push)
+    kill(push)
     assert len(list((desk.state / "tables").iterdir())) == 1
     desk.hub.set_faults()
     ok(desk.run(*words))
@@ -194,7 +192,7 @@ def test_a_hub_that_forgot_what_was_sent_gets_it_again(desk: Desk) -> None:
     desk.hub.set_faults(rules=(Rule(r"POST .*/commit/", "hang:1"),))
     push = desk.start(*words)
     waits(desk, lambda: desk.sent() == 6, push, why="all are sent")
-    assert kill(push)
+    kill(push)
     time.sleep(1.1)
     gone = next(line["sha256"] for line in desk.journal() if line["key"] == "task/hashed/train/000003")
     desk.hub.set_faults()
@@ -206,6 +204,48 @@ def test_a_hub_that_forgot_what_was_sent_gets_it_again(desk: Desk) -> None:
     assert desk.files() == reference(desk, words)
 
 
+SLOW = """
+import os, sys, time
+sys.path.insert(0, os.getcwd())
+import penstock as ps
+
+def slowly(batch):
+    with open("calls", "a") as calls:
+        calls.write(f"{batch.column('id')[0].as_py()}\\n")
+    time.sleep(0.05)
+    return batch
+
+if __name__ == "__main__":
+    made = ps.read("data").map(slowly, version="1")
+    made.push(sys.argv[1], max_shard_size="60KB", memory="600MB", workers=1)
+"""
+
+
+def test_killed_while_rows_are_made_it_makes_none_of_them_again(at_hub: Desk) -> None:
+    """Every file is a task: those that were done before the kill are not called again, and are not sent again."""
+    make_parquet(at_hub.folder / "data", rows=2_400, files=12, groups=1)
+    (at_hub.folder / "job.py").write_text(SLOW)
+    words = [sys.executable, "job.py", at_hub.repo]
+    env = {**os.environ, **at_hub.env()}
+    calls = at_hub.folder / "calls"
+    process = subprocess.Popen(words, cwd=at_hub.folder, env=env)
+    until(lambda: calls.exists() and at_hub.sent() >= 2, seconds=30, why="two shards are sent")
+    process.kill()
+    process.wait()
+    done = [line for line in at_hub.journal() if line["key"].startswith("task/sent/")]
+    called = calls.read_text().split()
+    assert len(set(called)) == len(called) < 12
+    again = subprocess.run(words, cwd=at_hub.folder, env=env, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 0, again.stderr
+    times = Counter(calls.read_text().split())
+    assert len(times) == 12
+    assert sum(times.values()) <= 12 + 2  # what was under way when it was killed
+    assert 2 <= len(done) < len(at_hub.shards())
+    nothing_sent_twice(at_hub)
+    assert at_hub.left() == ["receipt.json"]
+    assert loaded(at_hub, split="train")["id"][:] == list(range(2_400))
+
+
 # -- changed in between -----------------------------------------------------------------------------------------------
 
 
@@ -215,7 +255,7 @@ def test_files_changed_between_a_killed_push_and_the_next_are_noticed(desk: Desk
     desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/", "hang:2", skip=3, times=9),))
     push = desk.start(*words)
     waits(desk, lambda: desk.sent() >= 2, push, why="some are sent")
-    assert kill(push)
+    kill(push)
     desk.hub.set_faults()
     changed = desk.folder / "data" / "scans" / "scan-0001.nii.gz"
     changed.write_bytes(b"other content of another size")
@@ -233,7 +273,7 @@ def test_another_push_to_the_same_place_says_that_one_is_unfinished(desk: Desk) 
     desk.hub.set_faults(rules=(Rule(r"PUT /_lfs/", "hang:2", skip=2, times=9),))
     push = desk.start(*first)
     waits(desk, lambda: desk.sent() >= 1, push, why="one is sent")
-    assert kill(push)
+    kill(push)
     desk.hub.set_faults()
     refused(desk.run(*second), 2, "unfinished run of another plan")
     ok(desk.run(*first))

@@ -17,6 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 import penstock as ps
 from command import called, make_parquet, ok
+from hubs import Desk, scan_table
 from penstock.errors import NotFound, RemoteFailed, UsageError
 from penstock.publish import verify as verifying
 from penstock.publish.card import read_card, with_split
@@ -25,7 +26,6 @@ from penstock.publish.retry import Patience
 from penstock.publish.verify import Verified, verify
 from penstock.testing import Faults, Rule
 from penstock.testing.hub import HubProcess
-from publish.hubs import Desk, scan_table
 
 QUICK = Patience(attempts=4, first=0.01)
 
@@ -211,7 +211,7 @@ def test_the_command_of_a_folder(folder: Path) -> None:
     bad = called("verify", folder)
     assert bad.returncode == 1
     assert bad.stdout.splitlines()[0].startswith(f"different   {part(folder).name}: SHA-256")
-    assert "NOT GOOD: 1 problems" in bad.stdout
+    assert "NOT GOOD: 1 problem:" in bad.stdout
     as_json = called("verify", folder, "--json")
     assert (as_json.returncode, as_json.json()["problems"][0]["problem"]) == (1, "different")
     assert called("verify", folder.parent / "nowhere").returncode == 2
@@ -436,8 +436,8 @@ def test_the_command_of_a_repository_and_its_token(desk: Desk) -> None:
     shard = next(path for path in desk.files() if path.endswith(".parquet"))
     api = HfApi(endpoint=desk.hub.url, token="hf_writer")
     api.delete_file(shard, desk.repo, repo_type="dataset")
-    bad = desk.run("verify", desk.repo, "--token", "hf_writer", token=None)
+    bad = desk.run("verify", desk.repo, token="hf_writer")
     assert (bad.returncode, bad.stdout.splitlines()[0].split(":")[0]) == (1, f"missing     {shard}")
-    refused = desk.run("verify", "org/nowhere-at-all", "--token", "hf_secret_token", token=None)
+    refused = desk.run("verify", "org/nowhere-at-all", token="hf_secret_token")
     assert refused.returncode != 0
     assert "hf_secret_token" not in refused.stdout + refused.stderr

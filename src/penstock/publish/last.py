@@ -51,7 +51,9 @@ def last_of(
     made = card if card.data or card.body.strip() else fresh
     gone: set[str] = set()
     for one in sent:
-        owned = owned_files(card, list(files), config_name=wish.config_name, split=one.name)
+        # Without configs files are found by their names, and half of a new state would be taken for the old one.
+        known = list(files) if card.has_configs else old
+        owned = owned_files(card, known, config_name=wish.config_name, split=one.name)
         gone |= (owned | listed(place, wish, one.name, look)) - new
         made = with_split(
             made,
@@ -67,6 +69,8 @@ def last_of(
             files=old,
             together=[other.name for other in sent],
         )
+    if gone:
+        gone -= _of_others(place, wish, sent, look)
     during = pinned(card, old)
     # A folder is named by its content: where the card names one already, a file that is missing only comes back.
     named = referenced_patterns(card).get(wish.config_name, {}) if card.has_configs else {}
@@ -90,6 +94,17 @@ def listed(place: Reads, wish: Wish, split: str, look: Look) -> set[str]:
     files = look.files or {}
     path = wish.receipt_path(split)
     return listed_by(place.read(path, revision=look.head) if path in files else None) & set(files)
+
+
+def _of_others(place: Reads, wish: Wish, sent: Sequence[Sent], look: Look) -> set[str]:
+    """Files that receipts of other splits list: two splits of one tree share what lies beside it."""
+    own = {wish.receipt_path(one.name) for one in sent}
+    paths = [path for path in look.files or {} if path.startswith(".penstock/") and path.endswith(".json")]
+    found: set[str] = set()
+    for path in paths:
+        if path not in own:
+            found |= listed_by(place.read(path, revision=look.head))
+    return found
 
 
 def listed_by(stored: bytes | None) -> set[str]:

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,7 +149,10 @@ class Bucket:
         return folder
 
     def uploads(self) -> list[dict[str, Any]]:
-        found = [json.loads(file.read_bytes()) for file in self.folder.glob("uploads/*/upload.json")]
+        found = []
+        for file in self.folder.glob("uploads/*/upload.json"):
+            with suppress(FileNotFoundError):  # completed or aborted since it was listed
+                found.append(json.loads(file.read_bytes()))
         return sorted(found, key=lambda one: (one["key"], one["started"]))
 
     def parts(self, upload: str) -> dict[int, Part]:

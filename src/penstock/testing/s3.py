@@ -16,6 +16,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -286,9 +287,10 @@ class S3Process(Process, S3Control):
 
 def _describe(bucket: Bucket) -> dict[str, Any]:
     objects = {one.key: {"size": one.size, "etag": one.etag, "sha256": one.sha256} for one in bucket.all()}
-    uploads = [
-        {"key": one["key"], "id": one["id"], "parts": sorted(bucket.parts(one["id"]))} for one in bucket.uploads()
-    ]
+    uploads = []
+    for one in bucket.uploads():
+        with suppress(Refused, FileNotFoundError):  # completed or aborted since it was listed
+            uploads.append({"key": one["key"], "id": one["id"], "parts": sorted(bucket.parts(one["id"]))})
     return {"objects": objects, "uploads": uploads}
 
 

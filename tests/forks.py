@@ -38,12 +38,13 @@ class Forks:
     """The process that forks. `environment` is what its commands start from."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        tests = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from publish.forks import serve; serve()"],
+            [sys.executable, "-c", "from forks import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+            env={**os.environ, **environment, "PYTHONPATH": tests},
         )
         self._answer()
 
