@@ -86,8 +86,12 @@ class Destination:
         return self.work.stat().st_dev != self.folder.stat().st_dev
 
     def held(self) -> int:
-        """Bytes of fragments that lie here already."""
-        return sum(entry.stat().st_size for entry in self.work.iterdir()) if self.work.exists() else 0
+        """Bytes of fragments that lie here already. Those of a push may go, sent, while they are counted."""
+        total = 0
+        for entry in self.work.iterdir() if self.work.exists() else ():
+            with suppress(FileNotFoundError):
+                total += entry.stat().st_size
+        return total
 
     def nearest(self) -> Path:
         """The lowest folder of the work folder's path that exists: it tells the file system."""

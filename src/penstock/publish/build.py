@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.budget import format_size
+from penstock.budget import Budget, format_size
 from penstock.chains import Write, describe, key_of, numbered
 from penstock.destination import Destination
 from penstock.engines.local import LocalEngine
 from penstock.engines.task import Task
 from penstock.errors import UsageError
+from penstock.explain import Explained, explain
 from penstock.journal import Journal
 from penstock.media.kinds import leaves_of
 from penstock.meter import Meter
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 
 # What the threads that send come to hold beside what this process holds when the engine looks.
 SENDERS = 24 << 20
+
+
+def foreseen(split: SplitPlan, write: Write, settings: Settings) -> Explained:
+    """What building a split is likely to make and take, the threads that send included."""
+    less = Budget(settings.budget.allowed - SENDERS)
+    made = explain(split.chains, replace(write, rewrite=True, num_shards=None), less, settings.workers)
+    return replace(made, projected=made.projected + SENDERS)
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,7 @@ class _Feeder:
 
     def add(self, path: Path) -> None:
         self.any = True
+        self._meter.disk_measured = max(self._meter.disk_measured, self._crew.place.held())
         key = self._key(path.name)
         if key not in self._journal.records:
             groups = list(groups_of(str(path)))
@@ -242,6 +251,7 @@ class _Feeder:
 
     def _send(self, recipe: Recipe) -> None:
         self._recipes.append(recipe)
+        self._meter.planned += 1
         with self._lock:
             self._unsent[recipe.at] = recipe
         item = shard_item(self._split.name, self.form(), replace(recipe, staged=()))

@@ -19,6 +19,8 @@ from penstock.splice import SplicePlan
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.explain import Explained
+
 HUGGINGFACE = "huggingface"
 
 
@@ -59,9 +61,9 @@ class PushPlan:
     def files(self) -> int:
         return sum(len(split.recipes) + len(split.beside) for split in self.splits)
 
-    def commits(self) -> int:
-        """At most: the last one carries the card, the receipts and the deletions."""
-        return max(1, -(-(self.files + 1 + len(self.splits)) // FILES_PER_COMMIT))
+    def commits(self, more: int = 0) -> int:
+        """For these files and so many more: the last one carries the card, the receipts and the deletions too."""
+        return max(1, -(-(self.files + more + 1 + len(self.splits)) // FILES_PER_COMMIT))
 
     def describe(self) -> dict[str, Any]:
         return {split.name: describe(split.chains, self.write) for split in self.splits}
@@ -154,6 +156,7 @@ def form_of(
 def plan_words(
     plan: PushPlan,
     *,
+    built: Mapping[str, Explained],
     target: str,
     state: str,
     visible: str,
@@ -167,8 +170,12 @@ def plan_words(
     for split in plan.splits:
         rows = f"{counted(split.rows, 'row')}, " if split.rows >= 0 else ""
         if split.form is None:
-            lines.append((split.name, f"{format_size(split.bytes)} to read; shards are built as they are sent"))
-            lines.append(("", f"built, not moved as they are: {split.why_built}"))
+            made = built[split.name]
+            shards = f"about {counted(made.shards, 'shard')}"
+            lines.append(
+                (split.name, f"{format_size(split.bytes)} to read, {shards} of {format_size(made.stored)} to send")
+            )
+            lines.append(("", f"built as they are sent, not moved as they are: {split.why_built}"))
             continue
         shards = counted(len(split.recipes), "shard")
         largest = f", largest row {format_size(split.largest_row)}" if split.largest_row is not None else ""
@@ -182,17 +189,10 @@ def plan_words(
     lines.append(("disk", f"{format_size(disk)} of scratch" if disk else "no scratch"))
     if visible:
         return _aligned([*lines, ("visible", visible)])
-    commits = plan.commits()
-    known = all(split.form is not None for split in plan.splits)
-    lines.append(
-        (
-            "commits",
-            f"{commits}{'' if known else ' or more'}: "
-            + ("all in one" if commits == 1 else "all but the last add files that no config names")
-            + "; visible with the last one",
-        )
-    )
-    return _aligned(lines)
+    commits = plan.commits(sum(made.shards for made in built.values()))
+    about = "about " if built else ""
+    how = "all in one" if commits == 1 else "all but the last add files that no config names; visible with the last one"
+    return _aligned([*lines, ("commits", f"{about}{commits}: {how}")])
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> str:

@@ -37,6 +37,7 @@ from penstock.receipt import Receipt
 from penstock.run import Settings, added_up
 
 if TYPE_CHECKING:
+    from penstock.explain import Explained
     from penstock.publish.build import Built
 
 # What hashing and sending take beside an interpreter, its imports and the plan: buffers, connections, one row group of
@@ -91,9 +92,13 @@ def dry_run(
     projected = projected_peak(settings.budget)
     state = place.state(look)
     beside = sum(one.bytes for split in plan.splits for one in split.beside)
-    disk = sum(0 if split.form is not None else split.bytes for split in plan.splits)
+    built = _foreseen(plan, write, settings)
+    projected = max([projected, *(made.projected for made in built.values())])
+    staged = sum(made.stored for made in built.values())
+    disk = staged if settings.disk is None else min(staged, settings.disk)
     text = plan_words(
         plan,
+        built=built,
         target=place.address(),
         state=state,
         visible=place.visible,
@@ -108,14 +113,25 @@ def dry_run(
         "private": "private" in state,
         "rows": {split.name: split.rows for split in plan.splits},
         "bytes": {split.name: split.bytes for split in plan.splits},
-        "shards": {split.name: len(split.recipes) for split in plan.splits},
+        "shards": {
+            split.name: built[split.name].shards if split.form is None else len(split.recipes) for split in plan.splits
+        },
         "largest_row": {split.name: split.largest_row for split in plan.splits},
         "beside": sum(len(split.beside) for split in plan.splits),
         "memory": {"allowed": settings.budget.allowed, "projected": projected},
         "disk": disk,
-        "commits": 0 if place.visible else plan.commits(),
+        "commits": 0 if place.visible else plan.commits(sum(made.shards for made in built.values())),
     }
     return text, figures
+
+
+def _foreseen(plan: PushPlan, write: Write, settings: Settings) -> dict[str, Explained]:
+    """Splits that must be built, and what that takes."""
+    if all(split.form is not None for split in plan.splits):
+        return {}
+    from penstock.publish.build import foreseen
+
+    return {split.name: foreseen(split, write, settings) for split in plan.splits if split.form is None}
 
 
 def _sources(splits: Mapping[str, Sequence[Chain]]) -> list[str]:
@@ -267,15 +283,17 @@ def _read_text(path: str | None) -> str | None:
 class Gauge:
     """What the kernel says the push took."""
 
+    reserved: int  # an interpreter and its imports, before anything is sent
     measured: int = 0
 
 
 @contextmanager
 def _gauge(meter: Meter) -> Iterator[Gauge]:
     """Sample this process and what it has started, for the progress line and the receipt."""
-    gauge, done, own = Gauge(), threading.Event(), os.getpid()
     # Law 1 covers what Penstock takes, not what a notebook held before.
-    heap = max(0, memory.anonymous() - CALLERS_IMPORTS)
+    before = memory.anonymous()
+    heap = max(0, before - CALLERS_IMPORTS)
+    gauge, done, own = Gauge(before - heap), threading.Event(), os.getpid()
 
     def sample() -> None:
         while not done.wait(0.05):
@@ -329,7 +347,7 @@ def _receipt(
         shards=shards,
         memory={
             "allowed": settings.budget.allowed,
-            "reserved": meter.projected - SENDING,
+            "reserved": gauge.reserved,
             "projected": meter.projected,
             "measured": gauge.measured,
             "workers": max((one.workers for one in built), default=0),
