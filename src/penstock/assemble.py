@@ -54,7 +54,6 @@ class AssembleJob:
     def warm_up(self) -> None:
         sink_of(self.format)
         if self.embeds:
-
             import penstock.parquet.values  # noqa: F401
 
     def __call__(self, payload: Any, notes: Notes, say: Callable[[Any], None]) -> Result:
