@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_run(args: argparse.Namespace, dataset: Dataset) -> int:
+def _dry_run(args: argparse.Namespace, dataset: Dataset | dict[str, Dataset]) -> int:
     from penstock.publish.api import place_of, splits_of
     from penstock.publish.push import dry_run
 
@@ -99,7 +99,7 @@ def _dry_run(args: argparse.Namespace, dataset: Dataset) -> int:
     return 0
 
 
-def _rehearse(args: argparse.Namespace, dataset: Dataset, progress: Watcher) -> int:
+def _rehearse(args: argparse.Namespace, dataset: Dataset | dict[str, Dataset], progress: Watcher) -> int:
     from penstock.publish.api import place_of, splits_of
     from penstock.publish.hub import HubPlace
     from penstock.publish.rehearse import rehearse
@@ -129,13 +129,16 @@ def _how(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def source(args: argparse.Namespace) -> Dataset:
-    """The dataset that the words before ORG/NAME mean."""
+def source(args: argparse.Namespace) -> Dataset | dict[str, Dataset]:
+    """The dataset, or its splits, that the words before ORG/NAME mean."""
     import penstock
+    from penstock.media.read import read_splits
 
     if not args.bids and not args.media:
         if args.source[0].lower().endswith((".csv", ".tsv")) and args.input_format is None:
             raise UsageError("is a table", where=args.source[0], do="name its columns of paths: --media COLUMN=KIND")
+        if len(args.source) == 1 and args.split is None and (splits := read_splits(args.source[0])) is not None:
+            return splits
         return options.dataset(args)
     if len(args.source) > 1:
         raise UsageError("one BIDS tree or one table at a time", where="push", do="push the others as other splits")

@@ -54,6 +54,17 @@ def read_folder(folder: str | os.PathLike[str], *, kind: str | None = None) -> D
     return of_found(media_folder(folder, kind=kind))
 
 
+def read_splits(folder: str | os.PathLike[str]) -> dict[str, Dataset] | None:
+    """The splits of a folder of media that has them as folders (train, test, …), with the same columns and the same
+    numbers for the same classes; None for anything else."""
+    from penstock.media.folders import folder_splits, is_media_folder, media_splits
+
+    kind = is_media_folder(folder)
+    if kind is None or not folder_splits(folder):
+        return None
+    return {split: of_found(found) for split, found in media_splits(folder, kind=kind).items()}
+
+
 def read_bids(
     root: str | os.PathLike[str],
     *,

@@ -54,7 +54,8 @@ def push(
     Parameters
     ----------
     dataset
-        A `Dataset`, a `datasets.Dataset` or `DatasetDict`, an Arrow table, a frame, or a dict of any of these by split.
+        A `Dataset`, a `datasets.Dataset` or `DatasetDict`, an Arrow table, a frame, a path as `read` takes it (a folder
+        of media with train/ and test/ in it is these splits), or a dict of any of these by split.
     to
         A dataset repository, "org/name"; it is made if it is not there. Or an S3-style store, "s3://bucket/prefix",
         or a folder: "./name", "/a/path" or "file:///a/path".
@@ -159,6 +160,10 @@ def splits_of(dataset: Any, split: str | None) -> dict[str, Sequence[Chain]]:
     parts = frame_splits(dataset) if not isinstance(dataset, Dataset) else None
     if parts is None and isinstance(dataset, Mapping) and all(map(_is_split, dataset.values())):
         parts = dict(dataset)
+    if parts is None and split is None and isinstance(dataset, str | os.PathLike):
+        from penstock.media.read import read_splits
+
+        parts = dict(found) if (found := read_splits(dataset)) is not None else None
     if parts is not None:
         if split is not None:
             raise UsageError("a dict of splits has their names already", where="push", do="leave split= out")
