@@ -32,17 +32,16 @@ KILLS, LATE = 20, 3  # so many of them when there is nothing left to do but to c
 LOAD = """
 import hashlib, json, sys
 import datasets
-from hubs import undecoded
 
 def digests(value):
     if isinstance(value, dict):
         return hashlib.sha256(value["bytes"]).hexdigest()
     return [digests(one) for one in value] if isinstance(value, list) else value
 
-held = undecoded(datasets.load_dataset(sys.argv[1], split="train"))
+held = datasets.load_dataset(sys.argv[1], split="train", streaming=sys.argv[2:] == ["streaming"])
 found = {name: [] for name in held.column_names}
-for row in held:
-    for name, value in row.items():
+for batch in held.with_format("arrow").iter(1):
+    for name, value in batch.to_pylist()[0].items():
         found[name].append(digests(value))
 print(json.dumps(found))
 """
@@ -110,8 +109,8 @@ def python(desk: Desk, code: str, *words: str | Path, limit: int | None = None) 
     return ran.stdout
 
 
-def loaded(desk: Desk) -> dict[str, Any]:
-    said = python(desk, LOAD, desk.repo)
+def loaded(desk: Desk, *words: str) -> dict[str, Any]:
+    said = python(desk, LOAD, desk.repo, *words)
     assert isinstance(said, str)
     found: dict[str, Any] = json.loads(said)
     return found
@@ -133,22 +132,34 @@ def bounded(run: Limited, limit: int) -> dict[str, Any]:
 
 def test_rows_of_1_5_gb_in_200_mb_of_memory_and_50_mb_of_disk(desk: Desk, data: Data) -> None:
     scans = scans_of(desk.folder / "scans", [data.bytes(500e6)] * 6)
-    table = make_table(desk.folder, {"id": [0, 1], "runs": [scans[:3], scans[3:]]})
-    words = ["push", table, desk.repo, "--media", "runs", "--memory", "200MB", "--disk", "50MB", "--json"]
+    columns = {"a": scans[0::3], "b": scans[1::3], "c": scans[2::3]}
+    table = make_table(desk.folder, {"id": [0, 1], **columns})
+    words = ["push", table, desk.repo, "--media", "a", "--media", "b", "--media", "c"]
+    words += ["--memory", "200MB", "--disk", "50MB", "--json"]
     run = run_limited([*PENSTOCK, *map(str, words)], limit=200_000_000, timeout=3_600, env={**os.environ, **desk.env()})
     made = bounded(run, 200_000_000)
     assert made["disk"]["measured"] == 0
     assert desk.left() == ["receipt.json"]
     say(f"{mb(sum(path.stat().st_size for path in scans))} at {mb(made['shards'][0]['bytes'] / run.seconds)}/s")
-    assert loaded(desk) == {"id": [0, 1], "runs": digests_of([scans[:3], scans[3:]])}
+    assert loaded(desk) == {"id": [0, 1], **{name: digests_of(column) for name, column in columns.items()}}
+
+
+def test_lists_of_1_5_gb_in_200_mb_of_memory_and_50_mb_of_disk(desk: Desk, data: Data) -> None:
+    """Two rows hold more than 2 GiB in one list: `load_dataset` reads them as a stream, and cannot otherwise."""
+    scans = scans_of(desk.folder / "scans", [data.bytes(500e6)] * 6)
+    table = make_table(desk.folder, {"id": [0, 1], "runs": [scans[:3], scans[3:]]})
+    words = ["push", table, desk.repo, "--media", "runs", "--memory", "200MB", "--disk", "50MB", "--json"]
+    run = run_limited([*PENSTOCK, *map(str, words)], limit=200_000_000, timeout=3_600, env={**os.environ, **desk.env()})
+    bounded(run, 200_000_000)
+    assert loaded(desk, "streaming") == {"id": [0, 1], "runs": digests_of([scans[:3], scans[3:]])}
 
 
 def test_a_hugging_face_dataset_of_8_gb_of_files_in_512_mb(desk: Desk, data: Data) -> None:
     rows, each = 200, data.bytes(8e9) // 200
-    scans = scans_of(desk.folder / "t1w", [each // 4] * rows)
-    runs = scans_of(desk.folder / "bold", [each // 5] * (3 * rows))
+    scans = scans_of(desk.folder / "t1w", [35 * each // 100] * rows)
+    runs = scans_of(desk.folder / "bold", [30 * each // 100] * (3 * rows))
     pictures = [png(desk.folder / "pictures" / f"{at:05d}.png", seed=at, side=64) for at in range(rows)]
-    reports = scans_of(desk.folder / "reports", [each // 8] * rows, ".pdf")
+    reports = scans_of(desk.folder / "reports", [21 * each // 100] * rows, ".pdf")
     table: dict[str, list[Any]] = {
         "id": list(range(rows)),
         "t1w": scans,
@@ -238,6 +249,25 @@ def test_killed_at_20_random_moments(desk: Desk, data: Data) -> None:
     for one in (before, words):
         ok(other.run(*[other.repo if word == desk.repo else word for word in one], timeout=600))
     assert other.files() == desk.files()
+
+
+def test_a_pull_request_that_was_killed_goes_on_as_the_same(desk: Desk) -> None:
+    """Killed when it was open and held the first files."""
+    scans = scans_of(desk.folder / "scans", [1_000 + at for at in range(210)])
+    table = make_table(desk.folder, {"id": list(range(210)), "scan": scans})
+    words = ("push", table, desk.repo, "--media", "scan", "--max-shard-size", "1300", "--create-pr")
+    desk.hub.set_faults(rules=(Rule(r"POST .*/commit/", "hang:3", skip=1, times=99),))
+    push = desk.start(*words)
+    waits(desk, lambda: any(line["key"].startswith("commit/") for line in desk.journal()), push, why="it is open")
+    push.signal(signal.SIGKILL)
+    push.ended()
+    desk.hub.set_faults()
+    ok(desk.run(*words, timeout=600))
+    repo = desk.hub.state()["repos"][f"datasets/{desk.repo}"]
+    assert [ref for ref in repo["refs"] if ref.startswith("refs/pr/")] == ["refs/pr/1"]
+    assert len(desk.shards(revision="refs/pr/1")) == 210
+    assert desk.commits() == []
+    nothing_sent_twice(desk)
 
 
 def test_a_fragment_that_reaches_into_two_shards_outlives_the_first_to_be_sent(work: Path) -> None:

@@ -339,6 +339,29 @@ def test_other_splits_and_configs_stay_and_what_is_replaced_goes(at_hub: Desk) -
     assert loaded(at_hub, "small")["train"]["id"][:] == [5]
 
 
+def test_what_push_to_hub_left_is_taken_over_and_the_other_way_round(at_hub: Desk) -> None:
+    import datasets
+
+    def held(*ids: int) -> Any:
+        return datasets.Dataset.from_dict({"id": list(ids)})
+
+    held(1, 2).push_to_hub(at_hub.repo, split="train")
+    held(3).push_to_hub(at_hub.repo, split="test")
+    old = [path for path in at_hub.files() if path.startswith("data/train-")]
+    ps.push(held(4, 5, 6), at_hub.repo)
+    assert old != []
+    assert not set(old) & set(at_hub.files())
+    back = loaded(at_hub)
+    assert {name: one["id"][:] for name, one in back.items()} == {"train": [4, 5, 6], "test": [3]}
+    held(7, 8).push_to_hub(at_hub.repo, split="test")
+    back = loaded(at_hub)
+    assert {name: one["id"][:] for name, one in back.items()} == {"train": [4, 5, 6], "test": [7, 8]}
+    ps.push(held(9), at_hub.repo, split="test")
+    back = loaded(at_hub)
+    assert {name: one["id"][:] for name, one in back.items()} == {"train": [4, 5, 6], "test": [9]}
+    assert sum(path.endswith(".parquet") for path in at_hub.files()) == 2
+
+
 def test_the_same_push_again_finds_it_already_there(at_hub: Desk) -> None:
     table = scan_table(at_hub.folder / "data", 4)
     words = ("push", table, at_hub.repo, "--media", "scan")
@@ -580,6 +603,16 @@ def test_anybody_may_open_a_pull_request(at_hub: Desk) -> None:
     ps.push(pa.table({"id": [1]}), at_hub.repo)
     ps.push(pa.table({"id": [2]}), at_hub.repo, create_pr=True, token="hf_stranger")
     assert loaded(at_hub, split="train", revision="refs/pr/1")["id"][:] == [2]
+    assert at_hub.says("hf_stranger") == []
+
+
+def test_a_pull_request_can_be_gone_on_with(at_hub: Desk) -> None:
+    ps.push(pa.table({"id": [1]}), at_hub.repo)
+    ps.push(pa.table({"id": [2]}), at_hub.repo, create_pr=True)
+    ps.push(pa.table({"id": [3]}), at_hub.repo, split="test", revision="refs/pr/1")
+    back = loaded(at_hub, revision="refs/pr/1")
+    assert {name: one["id"][:] for name, one in back.items()} == {"train": [2], "test": [3]}
+    assert loaded(at_hub)["train"]["id"][:] == [1]
 
 
 def test_so_many_shards(at_hub: Desk) -> None:

@@ -12,6 +12,7 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
     from penstock.meter import Watcher
+    from penstock.publish.place import Place
 
 HELP = "publish a dataset, media included, to the Hugging Face Hub, a store or a folder, as one transaction"
 
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.cli.report import report_push
     from penstock.publish.api import push
 
+    if not args.rehearse:
+        _place(args).check()  # what would stop the push is said before a large tree is walked
     dataset = source(args)
     if args.dry_run:
         return _dry_run(args, dataset)
@@ -90,13 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dry_run(args: argparse.Namespace, dataset: Dataset | dict[str, Dataset]) -> int:
-    from penstock.publish.api import place_of, splits_of
+    from penstock.publish.api import splits_of
     from penstock.publish.push import dry_run
 
-    place = place_of(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
-    text, figures = dry_run(splits_of(dataset, args.split), place, **_how(args))
+    text, figures = dry_run(splits_of(dataset, args.split), _place(args), **_how(args))
     print(json.dumps(figures) if args.json else text)
     return 0
+
+
+def _place(args: argparse.Namespace) -> Place:
+    from penstock.publish.api import place_of
+
+    return place_of(args.to, revision=args.revision, create_pr=args.create_pr, private=args.private)
 
 
 def _rehearse(args: argparse.Namespace, dataset: Dataset | dict[str, Dataset], progress: Watcher) -> int:

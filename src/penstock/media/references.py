@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from penstock import memory
@@ -40,6 +41,10 @@ class Cutter:
         self._before += batch.num_rows
         sizes = real_bytes(batch)
         self.largest = max(self.largest, int(sizes.max(initial=0)))
+        # `load_dataset` pools record batches of one row, a thousand of them, and fails when a column of these passes
+        # 2 GiB (datasets 5.2.0, `ArrowWriter.write_row`). So two rows go together unless that would make a row group
+        # of more than four times the size.
+        sizes = np.where(sizes <= 2 * self._most, np.minimum(sizes, self._most // 2), sizes)
         for part in bins(
             batch,
             carry_rows=self._rows,
