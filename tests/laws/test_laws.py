@@ -40,8 +40,10 @@ def test_bounded(case: str, samples: Path, tmp_path: Path, finished: Finish) -> 
     assert run.left == 0
     memory = receipt_of(dest)["memory"]
     assert memory["reserved"] <= memory["measured"] <= memory["allowed"] == BUDGET
-    # The two sample at their own moments: what one sees between two looks of the other may differ by a batch.
-    assert abs(memory["measured"] - run.anonymous) < 0.15 * run.anonymous + 8_000_000
+    # The two sample at their own moments: what one sees between two looks of the other may differ by a batch. A table
+    # that the caller held before the run is the kernel's to count, and not the run's.
+    if not CASES[case].held:
+        assert abs(memory["measured"] - run.anonymous) < 0.15 * run.anonymous + 8_000_000
     if not CASES[case].user:
         assert memory["measured"] <= memory["projected"]
     assert digests(dest) == finished(case).files

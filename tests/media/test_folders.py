@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import NotFound, UsageError
+from penstock.errors import NotFetched, NotFound, UsageError
 from penstock.media import folders, found
 from penstock.media.folders import folder_splits, is_media_folder, media_folder, media_splits, split_of
 from penstock.media.found import Found
@@ -261,7 +261,7 @@ def test_links_to_files_are_files_and_what_is_not_fetched_is_told(tmp_path: Path
     assert files_in(ours, "image", folder) == ["a.jpg", "link.jpg"]
     check_as_theirs(ours, theirs(folder, "image"))
     (folder / "b.jpg").symlink_to("../.git/annex/objects/x/y/MD5E-s3--900150983cd24fb0d6963f7d28e17f72.jpg")
-    with pytest.raises(NotFound, match=r"1 file is not fetched: 'b\.jpg' \(column image, row 1\).*annex get"):
+    with pytest.raises(NotFetched, match=r"1 file is not fetched: 'b\.jpg' \(column image, row 1\).*annex get"):
         rows_of(media_folder(folder))
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from limits import require_kernel_limits, run_limited
-from penstock.errors import BadFile, BadRow, NotFound, UsageError
+from penstock.errors import BadFile, BadRow, NotFetched, NotFound, UsageError
 from penstock.media import files, found
 from penstock.media.files import files_table
 from penstock.media.found import Found
@@ -242,10 +242,12 @@ def test_what_an_annex_has_not_fetched_is_told_with_the_command(here: Path) -> N
         "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
     )
     for name, tool in (("sub/link.nii.gz", "annex get"), ("pointer.nii.gz", "annex get"), ("lfs.nii.gz", "lfs pull")):
-        with pytest.raises(NotFound, match=rf"1 file is not fetched: '{name}' .*fetch the content first: .*git {tool}"):
+        with pytest.raises(
+            NotFetched, match=rf"1 file is not fetched: '{name}' .*fetch the content first: .*git {tool}"
+        ):
             rows_of(files_table({"x": ["b.nii.gz", name]}, root=here))
     # Not fetched is not missing: null in its place would lose it without a word.
-    with pytest.raises(NotFound, match="not fetched"):
+    with pytest.raises(NotFetched, match="not fetched"):
         rows_of(files_table({"x": ["b.nii.gz", "lfs.nii.gz"]}, root=here, on_missing="null"))
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
-from pathlib import Path
 from queue import Queue
 from typing import Any, Protocol
 
@@ -53,17 +52,12 @@ def shard_item(split: str, form: Form, recipe: Recipe) -> Item:
             made.append(form.virtual(recipe.spans))
         return made[0]
 
-    def done() -> None:
-        made.clear()
-        for path in recipe.staged:
-            Path(path).unlink(missing_ok=True)
-
     return Item(
         key=f"{split}/{recipe.at:06d}",
         name=f"{split}/{recipe.at:05d}.parquet",
         open=lambda keep: shard().open(keep_cache=keep),
         stretch=lambda: sample_of(shard(), at=recipe.at),
-        sent=done,
+        sent=made.clear,
         shard=(split, recipe.at),
     )
 
