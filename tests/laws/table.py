@@ -19,7 +19,7 @@ import penstock as ps
 
 @dataclass(frozen=True)
 class Case:
-    """One way through Penstock. `user`: a user's function runs; `held`: what is read was the caller's, in its memory."""
+    """One way through Penstock. `user`: a user's function runs; `held`: what is read is the caller's own."""
 
     make: Callable[[Path], ps.Dataset]
     write: Mapping[str, Any] = field(default_factory=dict)
