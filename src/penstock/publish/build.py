@@ -195,15 +195,25 @@ class _Feeder:
 
     def _replayed(self) -> list[Recipe]:
         """The shards that an earlier run cut, as far as its journal tells."""
-        grouping = Grouping(self._write.max_shard)
-        recipes: list[Recipe] = []
+        every: list[Made] = []
         for task in self._final.tasks:
-            for fragment in self._crew.journal.records.get(task.key, {}).get("fragments", ()):
-                if (known := self._journal.records.get(self._key(fragment["name"]))) is None:
-                    return recipes
-                for made in _known_groups(self._work / fragment["name"], known):
-                    recipes += grouping.add(made)
-        return [*recipes, *grouping.finish()]
+            record = self._crew.journal.records.get(task.key)
+            names = [fragment["name"] for fragment in record["fragments"]] if record is not None else []
+            known = [self._journal.records.get(self._key(name)) for name in names]
+            if record is None or None in known:
+                return self._cut(every, complete=False)
+            for name, groups in zip(names, known, strict=True):
+                every += _known_groups(self._work / name, groups or {})
+        return self._cut(every, complete=True)
+
+    def _cut(self, every: Sequence[Made], *, complete: bool) -> list[Recipe]:
+        """Shards of the row groups from the first on; those of a number are cut when all is there, or not at all."""
+        if self._write.num_shards is not None:
+            shards = even_shards(every, self._write.num_shards) if complete else ()
+            return [recipe_of(at, shard) for at, shard in enumerate(shards)]
+        grouping = Grouping(self._write.max_shard)
+        recipes = [recipe for made in every for recipe in grouping.add(made)]
+        return [*recipes, *grouping.finish()] if complete else recipes
 
     def _was_sent(self, recipe: Recipe) -> bool:
         return f"task/sent/{self._split.name}/{recipe.at:06d}" in self._journal.records
