@@ -242,9 +242,7 @@ def test_what_an_annex_has_not_fetched_is_told_with_the_command(here: Path) -> N
         "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
     )
     for name, tool in (("sub/link.nii.gz", "annex get"), ("pointer.nii.gz", "annex get"), ("lfs.nii.gz", "lfs pull")):
-        with pytest.raises(
-            NotFetched, match=rf"1 file is not fetched: .{name}. .*fetch the content first: .*{tool}"
-        ):
+        with pytest.raises(NotFetched, match=rf"1 file is not fetched: .{name}. .*fetch the content first: .*{tool}"):
             rows_of(files_table({"x": ["b.nii.gz", name]}, root=here))
     # Not fetched is not missing: null in its place would lose it without a word.
     with pytest.raises(NotFetched, match="not fetched"):
