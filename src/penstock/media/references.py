@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from penstock import memory
 from penstock.files import Writing
-from penstock.kernels.sizes import bins
+from penstock.kernels.sizes import bins, row_bytes
 from penstock.media.kinds import leaves_of, steps_of
-from penstock.media.sizes import check_sizes, leaf_bytes, real_bytes
+from penstock.media.sizes import check_sizes, media_bytes
 from penstock.media.weights import KEY, stored_weights
 
 ROW_GROUP_BYTES = 64 << 20
@@ -26,20 +26,24 @@ ROW_GROUP_ROWS = 16_384
 GROUPS_PER_FILE = 16
 
 
+Weighed = tuple[pa.RecordBatch, dict[str, int]]  # rows, and what the files of each media column weigh in them
+
+
 class Cutter:
     """Batches into row groups by what their rows weigh. What no reader could give back is refused on the way."""
 
     def __init__(self, schema: pa.Schema, *, row_group_bytes: int = ROW_GROUP_BYTES) -> None:
         self._leaves, self._most = leaves_of(schema), row_group_bytes
-        self._held: list[pa.RecordBatch] = []
+        self._held: list[Weighed] = []
         self._rows = self._bytes = self._before = 0
         self.largest = 0  # row
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[list[pa.RecordBatch]]:
+    def add(self, batch: pa.RecordBatch) -> Iterator[list[Weighed]]:
         """Every row group that is full."""
         check_sizes(batch, self._leaves, first_row=self._before)
         self._before += batch.num_rows
-        sizes = real_bytes(batch)
+        media = media_bytes(batch)
+        sizes = row_bytes(batch) + sum(media.values())
         self.largest = max(self.largest, int(sizes.max(initial=0)))
         # `load_dataset` pools record batches of one row, a thousand of them, and fails when a column of these passes
         # 2 GiB (datasets 5.2.0, `ArrowWriter.write_row`). So two rows go together unless that would make a row group
@@ -55,15 +59,16 @@ class Cutter:
         ):
             if part.new and self._held:
                 yield self._end()
-            self._held.append(part.batch)
+            held = {column: int(weights[part.start : part.stop].sum()) for column, weights in media.items()}
+            self._held.append((part.batch, held))
             self._rows += part.batch.num_rows
             self._bytes += part.bytes
 
-    def finish(self) -> Iterator[list[pa.RecordBatch]]:
+    def finish(self) -> Iterator[list[Weighed]]:
         if self._held:
             yield self._end()
 
-    def _end(self) -> list[pa.RecordBatch]:
+    def _end(self) -> list[Weighed]:
         full, self._held = self._held, []
         self._rows = self._bytes = 0
         return full
@@ -78,7 +83,6 @@ class ReferenceEncoder:
         self._weights: dict[str, list[int]] = {leaf.column: [] for leaf in self._leaves}
         self._writer: pa.parquet.ParquetWriter | None = None
         self._cutter = Cutter(schema)
-        self.groups = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         for group in self._cutter.add(batch):
@@ -95,21 +99,19 @@ class ReferenceEncoder:
             self._writer.add_key_value_metadata({KEY: stored_weights(self._weights, largest_row=largest)})
         self._writer.close()
 
-    def put(self, group: Sequence[pa.RecordBatch]) -> None:
+    def put(self, group: Sequence[Weighed]) -> None:
         """A row group, as it was cut."""
         from penstock.sinks.parquet import open_writer
 
-        table = pa.Table.from_batches(group, schema=self._schema)
+        table = pa.Table.from_batches([batch for batch, _ in group], schema=self._schema)
         if self._writer is None:
             self._writer = open_writer(self._out, table, plain=self._left_out())
         if not table.num_rows:
             return
-        batch = table.combine_chunks().to_batches()[0]
         for column, weights in self._weights.items():
-            weights.append(sum(int(leaf_bytes(batch, leaf).sum()) for leaf in self._leaves if leaf.column == column))
+            weights.append(sum(held[column] for _, held in group))
         self._writer.write_table(table, row_group_size=1 << 40)
-        self.groups += 1
-        del table, batch
+        del table
         memory.trim()
 
     def _left_out(self) -> frozenset[str]:

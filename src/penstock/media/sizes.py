@@ -21,10 +21,16 @@ LARGEST_ROW = (1 << 31) - (1 << 20)
 
 def real_bytes(batch: pa.RecordBatch) -> Sizes:
     """Bytes of each row as it will be stored: with the files it refers to, where columns are media."""
-    sizes = row_bytes(batch)
+    return row_bytes(batch) + sum(media_bytes(batch).values())
+
+
+def media_bytes(batch: pa.RecordBatch) -> dict[str, Sizes]:
+    """Bytes of the files that each media column refers to, row by row."""
+    found: dict[str, Sizes] = {}
     for leaf in leaves_of(batch.schema):
-        sizes = sizes + leaf_bytes(batch, leaf)
-    return sizes
+        sizes = leaf_bytes(batch, leaf)
+        found[leaf.column] = found[leaf.column] + sizes if leaf.column in found else sizes
+    return found
 
 
 def leaf_bytes(batch: pa.RecordBatch, leaf: Leaf) -> Sizes:
