@@ -339,7 +339,7 @@ def test_wide_rows_come_in_bounded_batches(here: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_a_long_table_is_streamed_under_a_kernel_limit(here: Path, ending: str) -> None:
-    """300,000 rows, as references 124 MB beside the 70 MB of interpreter and Arrow, in 160 MB."""
+    """300,000 rows, as references 124 MB beside the 70 MB of interpreter and Arrow, in 184 MB (CSV takes 160)."""
     require_kernel_limits()
     for number in range(10):
         (here / f"{'n' * 100}{number}.nii").write_bytes(b"x" * number)
@@ -362,7 +362,7 @@ def test_a_long_table_is_streamed_under_a_kernel_limit(here: Path, ending: str) 
         "    assert batch.nbytes < 16 << 20 and batch.num_rows <= 16_384\n"
         "print(rows, size)\n"
     )
-    done = run_limited([sys.executable, "-c", code, str(path)], limit=160 << 20, timeout=120)
+    done = run_limited([sys.executable, "-c", code, str(path)], limit=176 << 20, timeout=120)
     assert (done.returncode, done.kernel_kills) == (0, 0), done.stderr
     rows, size = map(int, done.stdout.split())
     assert rows == 300_000
